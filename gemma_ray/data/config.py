@@ -1,0 +1,25 @@
+"""The recipe's `data` section."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from gemma_ray.section import Section
+
+
+class DataConfig(Section):
+    """What is trained on, and how it is rendered.
+
+    `source` is a JSONL file, a folder of them, a glob, or `built-in:verilog`: the seeded generator of NL→Verilog pairs.
+    """
+
+    source: str = "built-in:verilog"
+    examples: int = Field(2000, ge=1, description="pairs that the built-in generator makes")
+    heldout_problems: int = Field(48, ge=1, description="problems in the built-in held-out set")
+    seed: int = 0
+    max_seq_len: int = Field(3072, ge=16, description="tokens; longer rows are dropped and counted")
+    system_prompt: str | None = None
+    reasoning: Literal["drop", "context"] = Field("drop", description="leave reasoning out, or keep it as input without loss")
+    rows_per_shard: int = Field(4096, ge=1)

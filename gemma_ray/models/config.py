@@ -1,0 +1,33 @@
+"""The recipe's `model` section."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from gemma_ray.section import Section
+
+
+class PretrainConfig(Section):
+    """How the built-in tiny model's base weights are made: full-parameter training on raw Verilog text."""
+
+    modules: int = Field(2000, ge=1, description="Verilog modules of raw text to train on")
+    steps: int = Field(200, ge=1)
+    batch_size: int = Field(16, ge=1, description="rows a step, over all devices")
+    seq_len: int = Field(256, ge=16, description="tokens a row")
+    learning_rate: float = Field(3e-3, gt=0)
+    warmup_steps: int = Field(20, ge=0)
+    seed: int = 0
+
+
+class ModelSection(Section):
+    """Where the base model comes from.
+
+    `source` is a folder (local or `gs://`) with Hugging Face files, or `built-in:gemma4-tiny`: a small model with Gemma 4 31B's structure,
+    trained on this machine on first use and cached in `run.cache_dir`.
+    """
+
+    source: str = "built-in:gemma4-tiny"
+    dtype: Literal["float32", "bfloat16"] = Field("bfloat16", description="dtype of base weights and activations in training")
+    pretrain: PretrainConfig = PretrainConfig()

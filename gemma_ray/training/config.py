@@ -1,0 +1,54 @@
+"""The recipe's `lora`, `train` and `mesh` sections."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, field_validator
+
+from gemma_ray.section import Section
+
+TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+
+class LoraConfig(Section):
+    """Which projections get an adapter, and how large. Names are Hugging Face's, as in PEFT."""
+
+    rank: int = Field(64, ge=1)
+    alpha: float = Field(64.0, gt=0)
+    targets: tuple[str, ...] = TARGETS
+
+    @field_validator("targets")
+    @classmethod
+    def _known(cls, targets: tuple[str, ...]) -> tuple[str, ...]:
+        if not targets:
+            raise ValueError(f"no target named; choose from {', '.join(TARGETS)}")
+        for name in targets:
+            if name not in TARGETS:
+                raise ValueError(f"'{name}' is not a projection; choose from {', '.join(TARGETS)}")
+        if ("k_proj" in targets) != ("v_proj" in targets):
+            raise ValueError("k_proj and v_proj share one fused parameter in the trainer; name both or neither")
+        return targets
+
+
+class TrainConfig(Section):
+    """The optimizer, its schedule, and what is saved."""
+
+    mode: Literal["lora", "full"] = "lora"
+    steps: int = Field(1244, ge=1, description="optimizer steps")
+    batch_size: int = Field(8, ge=1, description="sequences a step, over all devices")
+    learning_rate: float = Field(1e-4, gt=0, description="peak")
+    warmup_steps: int = Field(100, ge=0)
+    weight_decay: float = Field(0.001, ge=0)
+    clip_norm: float | None = Field(None, gt=0, description="clip the global gradient norm; off when null")
+    checkpoint_every: int = Field(100, ge=1, description="steps")
+    keep_checkpoints: int = Field(3, ge=1)
+    remat: Literal["none", "block", "decoder"] = "none"
+    seed: int = 0
+
+
+class MeshConfig(Section):
+    """The device mesh: `fsdp` shards the batch and the parameters, `tp` the heads and the hidden dimension."""
+
+    fsdp: int = Field(1, ge=1)
+    tp: int = Field(1, ge=1)
