@@ -1,0 +1,130 @@
+"""Gemma 4's text architecture: Hugging Face's config.json on one side, Tunix's ModelConfig on the other.
+
+    5 × sliding-window layer ─ 1 × global layer ─ repeat          embeddings tied to the output, logits soft-capped
+        q, k, v                    q, k (v = k), fewer KV heads, larger head_dim
+
+`PRESETS` holds the sizes that this project makes itself; every other size is read from the model's own config.json.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from gemma_ray.errors import ModelError
+
+PRESETS: dict[str, dict[str, Any]] = {
+    # 31B's structure on a laptop: 5 sliding layers to 1 global, k_eq_v globals with fewer KV heads, GQA, tied embeddings, soft cap.
+    # head_dim 32 is the least that vLLM's CPU attention takes.
+    "gemma4-tiny": dict(
+        vocab_size=1024,
+        hidden_size=128,
+        intermediate_size=512,
+        num_hidden_layers=6,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        num_global_key_value_heads=2,
+        head_dim=32,
+        global_head_dim=64,
+        sliding_window=128,
+        max_position_embeddings=2048,
+    ),
+}
+
+_SLIDING, _GLOBAL = "sliding_attention", "full_attention"
+
+
+def text_config(preset: str) -> dict[str, Any]:
+    """config.json of a preset, as a text-only Gemma 4 (`Gemma4ForCausalLM`). Raises ModelError for an unknown name."""
+    if preset not in PRESETS:
+        raise ModelError(f"no built-in model '{preset}'. Built in: {', '.join(PRESETS)}")
+    sizes = PRESETS[preset]
+    layers = sizes["num_hidden_layers"]
+    return {
+        "architectures": ["Gemma4ForCausalLM"],
+        "model_type": "gemma4_text",
+        "dtype": "float32",
+        **sizes,
+        "layer_types": [_GLOBAL if (i + 1) % 6 == 0 else _SLIDING for i in range(layers)],
+        "attention_k_eq_v": True,
+        "attention_bias": False,
+        "tie_word_embeddings": True,
+        "final_logit_softcapping": 30.0,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "rms_norm_eps": 1e-6,
+        "hidden_size_per_layer_input": 0,
+        "num_kv_shared_layers": 0,
+        "enable_moe_block": False,
+        "use_double_wide_mlp": False,
+        "rope_parameters": {
+            _SLIDING: {"rope_type": "default", "rope_theta": 10_000.0},
+            _GLOBAL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1_000_000.0},
+        },
+        "pad_token_id": 0,
+        "eos_token_id": [1, 5],
+        "bos_token_id": 2,
+        "use_cache": True,
+    }
+
+
+def read_text_config(folder: Path) -> dict[str, Any]:
+    """The text part of a model folder's config.json.
+
+    Raises ModelError when the file is missing or damaged, or describes a model that this version cannot train (not Gemma 4,
+    per-layer input embeddings, shared KV layers, experts).
+    """
+    path = folder / "config.json"
+    if not path.is_file():
+        raise ModelError(f"{folder}: no config.json; model.source must be a folder with Hugging Face files")
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as e:
+        raise ModelError(f"{path}: not valid JSON: {e}") from e
+    text = config.get("text_config", config)
+    if not str(text.get("model_type", "")).startswith("gemma4"):
+        raise ModelError(f"{path}: model_type '{text.get('model_type')}' is not Gemma 4")
+    unsupported = {
+        "hidden_size_per_layer_input": "per-layer input embeddings (E2B, E4B)",
+        "num_kv_shared_layers": "shared KV layers (E2B, E4B)",
+        "enable_moe_block": "experts (26B-A4B)",
+    }
+    for key, what in unsupported.items():
+        if text.get(key):
+            raise ModelError(f"{path}: {key} = {text[key]}: training with {what} is not supported; dense Gemma 4 models are")
+    return text
+
+
+def tunix_config(text: dict[str, Any], dtype: str) -> Any:
+    """Tunix's Gemma 4 ModelConfig for a config.json's text part; `dtype` is that of weights and activations.
+
+    Raises ModelError naming a key that is missing.
+    """
+    import jax.numpy as jnp
+    from tunix.models.gemma4 import model as tunix_model
+
+    kinds = {_GLOBAL: tunix_model.AttentionType.GLOBAL, _SLIDING: tunix_model.AttentionType.LOCAL_SLIDING}
+    try:
+        rope = text["rope_parameters"]
+        return tunix_model.ModelConfig(
+            num_layers=text["num_hidden_layers"],
+            num_embed=text["vocab_size"],
+            embed_dim=text["hidden_size"],
+            hidden_dim=text["intermediate_size"],
+            num_heads=text["num_attention_heads"],
+            head_dim=text["head_dim"],
+            num_kv_heads=text["num_key_value_heads"],
+            num_global_kv_heads=text["num_global_key_value_heads"],
+            global_key_size=text["global_head_dim"],
+            sliding_window_size=text["sliding_window"],
+            attention_pattern=tuple(kinds[kind] for kind in text["layer_types"]),
+            k_eq_v_global=text["attention_k_eq_v"],
+            final_logit_softcap=text["final_logit_softcapping"],
+            local_base_frequency=int(rope[_SLIDING]["rope_theta"]),
+            global_base_frequency=int(rope[_GLOBAL]["rope_theta"]),
+            global_rope_proportion=rope[_GLOBAL]["partial_rotary_factor"],
+            param_dtype=jnp.dtype(dtype),
+            dtype=jnp.dtype(dtype),
+        )
+    except KeyError as e:
+        raise ModelError(f"config.json: key {e} is missing; it is not a Gemma 4 text config") from e
