@@ -99,7 +99,7 @@ def write_text(path: Path, text: str) -> None:
         f.write(text)
         f.flush()
         os.fsync(f.fileno())
-    os.replace(temporary, path)
+    temporary.replace(path)
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -130,11 +130,11 @@ def whole_folder(target: Path) -> Iterator[Path]:
         raise
     if target.exists():
         old = target.with_name(f".{target.name}.old.{os.getpid()}.tmp")
-        os.replace(target, old)
-        os.replace(temporary, target)
+        target.replace(old)
+        temporary.replace(target)
         shutil.rmtree(old, ignore_errors=True)
     else:
-        os.replace(temporary, target)
+        temporary.replace(target)
 
 
 def stage_done(paths: RunPaths, stage: str, made_from: Any) -> bool:

@@ -2,8 +2,9 @@
 
     model   data   lora   train   mesh   cluster   convert   serve   eval   bench   cost   run
 
-Each section is a pydantic model owned by the package that uses it. Unknown keys are refused with the nearest known one; `--set section.key=value`
-overrides any key, the value read as YAML. The recipe as resolved, every default filled in, is written into the run.
+Each section is a pydantic model owned by the package that uses it. Unknown keys are refused with the nearest known one;
+`--set section.key=value` overrides any key, the value read as YAML. The recipe as resolved, every default filled in, is written into
+the run.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class RunConfig(Section):
     """Where artifacts go."""
 
     dir: str = "runs/default"
-    cache_dir: str = Field("~/.cache/gemma-ray", description="base weights and data that several runs share")
+    cache_dir: str = Field(default="~/.cache/gemma-ray", description="base weights and data that several runs share")
 
     @property
     def path(self) -> Path:
@@ -51,11 +52,13 @@ class ClusterConfig(Section):
     """
 
     accelerator: str = "cpu"
-    topology: str | None = Field(None, description="TPU chips, such as 2x2x1; for gpu and cpu see `hosts`")
-    hosts: int = Field(1, ge=1, description="nodes, for accelerators without a topology")
-    devices_per_host: int | None = Field(None, ge=1, description="chips of a host that are used; null = the accelerator's own number")
-    emulate: bool = Field(False, description="bring the slice up on this machine's CPU, and take it down again")
-    address: str | None = Field(None, description="a running Ray cluster; null = the one this process is in, or an emulated one")
+    topology: str | None = Field(default=None, description="TPU chips, such as 2x2x1; for gpu and cpu see `hosts`")
+    hosts: int = Field(default=1, ge=1, description="nodes, for accelerators without a topology")
+    devices_per_host: int | None = Field(
+        default=None, ge=1, description="chips of a host that are used; null = the accelerator's own number"
+    )
+    emulate: bool = Field(default=False, description="bring the slice up on this machine's CPU, and take it down again")
+    address: str | None = Field(default=None, description="a running Ray cluster; null = the one this process is in, or an emulated one")
 
 
 class Recipe(Section):
@@ -94,7 +97,8 @@ def shipped_recipes() -> list[str]:
 def load_recipe(name_or_path: str, overrides: Sequence[str] = ()) -> Recipe:
     """Read a recipe file, or a shipped recipe by name, and apply `section.key=value` overrides.
 
-    Raises RecipeError for a missing file, YAML that does not parse, an unknown key (naming the nearest known one) or a value that does not fit.
+    Raises RecipeError for a missing file, YAML that does not parse, an unknown key (naming the nearest known one) or a value that does
+    not fit.
     """
     path = Path(name_or_path)
     if not path.exists() and name_or_path in shipped_recipes():

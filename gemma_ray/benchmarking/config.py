@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from pydantic import Field, field_validator
 
 from gemma_ray.section import Section
@@ -10,11 +12,16 @@ from gemma_ray.section import Section
 class BenchConfig(Section):
     """A sweep of prompt length × request rate. A rate of `inf` sends every request at once."""
 
-    contexts: tuple[int, ...] = Field((512, 1024, 4096), description="prompt tokens, chat template included")
-    qps: tuple[float, ...] = Field((1.0, 4.0, float("inf")), description="requests a second, Poisson arrivals")
-    requests: int = Field(30, ge=1, description="requests a cell")
-    output_tokens: int = Field(256, ge=1, description="tokens generated a request, end-of-turn ignored")
-    timeout_s: float = Field(600.0, gt=0, description="limit of one request")
+    contexts: tuple[int, ...] = Field(default=(512, 1024, 4096), description="prompt tokens, chat template included")
+    qps: tuple[float, ...] = Field(default=(1.0, 4.0, float("inf")), description="requests a second, Poisson arrivals")
+    requests: int = Field(default=30, ge=1, description="requests a cell; a p99 needs 100 or more")
+    duration_s: float | None = Field(
+        default=None,
+        gt=0,
+        description="load by time: qps × duration_s requests a cell in place of `requests` (a rate of inf keeps `requests`)",
+    )
+    output_tokens: int = Field(default=256, ge=1, description="tokens generated a request, end-of-turn ignored")
+    timeout_s: float = Field(default=600.0, gt=0, description="limit of one request")
     seed: int = 0
 
     @field_validator("contexts", "qps")
@@ -22,4 +29,12 @@ class BenchConfig(Section):
     def _positive(cls, values: tuple[float, ...]) -> tuple[float, ...]:
         if not values or any(not v > 0 for v in values):
             raise ValueError("name at least one value, each above 0")
+        if len(set(values)) != len(values):
+            raise ValueError("each value once")
         return values
+
+    def requests_at(self, qps: float) -> int:
+        """How many requests a cell of this rate sends."""
+        if self.duration_s is None or math.isinf(qps):
+            return self.requests
+        return max(1, round(qps * self.duration_s))

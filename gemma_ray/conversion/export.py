@@ -1,7 +1,7 @@
 """A trained checkpoint as Hugging Face files: the base with its adapter merged in, or a full checkpoint.
 
-Works a tensor at a time: read from the base, add alpha/rank · A·B in float64, round once to the base's dtype, write. Tensors that training did not
-touch are copied as they are. Files are cut at `max_shard_bytes`; the folder appears whole or not at all.
+Works a tensor at a time: read from the base, add alpha/rank · A·B in float64, round once to the base's dtype, write. Tensors that
+training did not touch are copied as they are. Files are cut at `max_shard_bytes`; the folder appears whole or not at all.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Proof that an exported model is the model that was trained.
 
-Three programs read the same weights in fp32: Tunix with the checkpoint on top of the base, transformers with the exported files, and vLLM with the
-exported files. Logits of the first two must agree within a tolerance on the run's own prompts and their continuations; greedy tokens of all three
-must be equal.
+Three programs read the same weights in fp32: Tunix with the checkpoint on top of the base, transformers with the exported files, and vLLM
+with the exported files. Logits of the first two must agree within a tolerance on the run's own prompts and their continuations; greedy
+tokens of all three must be equal.
 """
 
 from __future__ import annotations

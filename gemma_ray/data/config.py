@@ -16,10 +16,10 @@ class DataConfig(Section):
     """
 
     source: str = "built-in:verilog"
-    examples: int = Field(2000, ge=1, description="pairs that the built-in generator makes")
-    heldout_problems: int = Field(48, ge=1, description="problems in the built-in held-out set")
+    examples: int = Field(default=2000, ge=1, description="pairs that the built-in generator makes")
+    heldout_problems: int = Field(default=48, ge=1, description="problems in the built-in held-out set")
     seed: int = 0
-    max_seq_len: int = Field(3072, ge=16, description="tokens; longer rows are dropped and counted")
+    max_seq_len: int = Field(default=3072, ge=16, description="tokens; longer rows are dropped and counted")
     system_prompt: str | None = None
-    reasoning: Literal["drop", "context"] = Field("drop", description="leave reasoning out, or keep it as input without loss")
-    rows_per_shard: int = Field(4096, ge=1)
+    reasoning: Literal["drop", "context"] = Field(default="drop", description="leave reasoning out, or keep it as input without loss")
+    rows_per_shard: int = Field(default=4096, ge=1)

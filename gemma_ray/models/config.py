@@ -12,12 +12,12 @@ from gemma_ray.section import Section
 class PretrainConfig(Section):
     """How the built-in tiny model's base weights are made: full-parameter training on raw Verilog text."""
 
-    modules: int = Field(2000, ge=1, description="Verilog modules of raw text to train on")
-    steps: int = Field(200, ge=1)
-    batch_size: int = Field(16, ge=1, description="rows a step, over all devices")
-    seq_len: int = Field(256, ge=16, description="tokens a row")
-    learning_rate: float = Field(3e-3, gt=0)
-    warmup_steps: int = Field(20, ge=0)
+    modules: int = Field(default=2000, ge=1, description="Verilog modules of raw text to train on")
+    steps: int = Field(default=200, ge=1)
+    batch_size: int = Field(default=16, ge=1, description="rows a step, over all devices")
+    seq_len: int = Field(default=256, ge=16, description="tokens a row")
+    learning_rate: float = Field(default=3e-3, gt=0)
+    warmup_steps: int = Field(default=20, ge=0)
     seed: int = 0
 
 
@@ -29,5 +29,5 @@ class ModelSection(Section):
     """
 
     source: str = "built-in:gemma4-tiny"
-    dtype: Literal["float32", "bfloat16"] = Field("bfloat16", description="dtype of base weights and activations in training")
+    dtype: Literal["float32", "bfloat16"] = Field(default="bfloat16", description="dtype of base weights and activations in training")
     pretrain: PretrainConfig = PretrainConfig()

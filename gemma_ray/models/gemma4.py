@@ -17,19 +17,19 @@ from gemma_ray.errors import ModelError
 PRESETS: dict[str, dict[str, Any]] = {
     # 31B's structure on a laptop: 5 sliding layers to 1 global, k_eq_v globals with fewer KV heads, GQA, tied embeddings, soft cap.
     # head_dim 32 is the least that vLLM's CPU attention takes.
-    "gemma4-tiny": dict(
-        vocab_size=1024,
-        hidden_size=128,
-        intermediate_size=512,
-        num_hidden_layers=6,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        num_global_key_value_heads=2,
-        head_dim=32,
-        global_head_dim=64,
-        sliding_window=128,
-        max_position_embeddings=2048,
-    ),
+    "gemma4-tiny": {
+        "vocab_size": 1024,
+        "hidden_size": 128,
+        "intermediate_size": 512,
+        "num_hidden_layers": 6,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "num_global_key_value_heads": 2,
+        "head_dim": 32,
+        "global_head_dim": 64,
+        "sliding_window": 128,
+        "max_position_embeddings": 2048,
+    },
 }
 
 _SLIDING, _GLOBAL = "sliding_attention", "full_attention"

@@ -1,8 +1,9 @@
 """Global batches: the same rows on the same step whatever the topology.
 
-Tunix's trainer shards a process's *local* rows against the *global* axis size; when they do not divide, it silently replicates, with different
-data on each process (tunix.sft.sharding_utils.get_sharding). So batches are placed here instead: every process reads the global batch, which is
-small next to the step, and keeps the rows of its own devices. `check_same_batch` compares content across processes before the first step.
+Tunix's trainer shards a process's *local* rows against the *global* axis size; when they do not divide, it silently replicates, with
+different data on each process (tunix.sft.sharding_utils.get_sharding). So batches are placed here instead: every process reads the global
+batch, which is small next to the step, and keeps the rows of its own devices. `check_same_batch` compares content across processes before
+the first step.
 """
 
 from __future__ import annotations

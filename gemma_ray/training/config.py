@@ -14,8 +14,8 @@ TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down
 class LoraConfig(Section):
     """Which projections get an adapter, and how large. Names are Hugging Face's, as in PEFT."""
 
-    rank: int = Field(64, ge=1)
-    alpha: float = Field(64.0, gt=0)
+    rank: int = Field(default=64, ge=1)
+    alpha: float = Field(default=64.0, gt=0)
     targets: tuple[str, ...] = TARGETS
 
     @field_validator("targets")
@@ -35,14 +35,14 @@ class TrainConfig(Section):
     """The optimizer, its schedule, and what is saved."""
 
     mode: Literal["lora", "full"] = "lora"
-    steps: int = Field(1244, ge=1, description="optimizer steps")
-    batch_size: int = Field(8, ge=1, description="sequences a step, over all devices")
-    learning_rate: float = Field(1e-4, gt=0, description="peak")
-    warmup_steps: int = Field(100, ge=0)
-    weight_decay: float = Field(0.001, ge=0)
-    clip_norm: float | None = Field(None, gt=0, description="clip the global gradient norm; off when null")
-    checkpoint_every: int = Field(100, ge=1, description="steps")
-    keep_checkpoints: int = Field(3, ge=1)
+    steps: int = Field(default=1244, ge=1, description="optimizer steps")
+    batch_size: int = Field(default=8, ge=1, description="sequences a step, over all devices")
+    learning_rate: float = Field(default=1e-4, gt=0, description="peak")
+    warmup_steps: int = Field(default=100, ge=0)
+    weight_decay: float = Field(default=0.001, ge=0)
+    clip_norm: float | None = Field(default=None, gt=0, description="clip the global gradient norm; off when null")
+    checkpoint_every: int = Field(default=100, ge=1, description="steps")
+    keep_checkpoints: int = Field(default=3, ge=1)
     remat: Literal["none", "block", "decoder"] = "none"
     seed: int = 0
 
@@ -50,5 +50,5 @@ class TrainConfig(Section):
 class MeshConfig(Section):
     """The device mesh: `fsdp` shards the batch and the parameters, `tp` the heads and the hidden dimension."""
 
-    fsdp: int = Field(1, ge=1)
-    tp: int = Field(1, ge=1)
+    fsdp: int = Field(default=1, ge=1)
+    tp: int = Field(default=1, ge=1)

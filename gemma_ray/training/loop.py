@@ -1,7 +1,7 @@
 """The SPMD training loop: what every process of the mesh runs.
 
-Tunix's PeftTrainer does the stepping. `Trainer` adds what it lacks: the data iterator's state in every checkpoint (also the last), a resume that
-continues the data instead of skipping through it, exactly `steps` batches, and one line of metrics a step.
+Tunix's PeftTrainer does the stepping. `Trainer` adds what it lacks: the data iterator's state in every checkpoint (also the last), a
+resume that continues the data instead of skipping through it, exactly `steps` batches, and one line of metrics a step.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class TrainResult:
 def train(job: TrainJob, report: Report) -> TrainResult:
     """Train to `job.train.steps`, from the newest checkpoint when there is one; call it in every process with the same job.
 
-    `report` is called on process 0 with a dictionary a step. Raises CheckpointError when the checkpoints belong to another recipe, StageError
-    when the loss is not finite or processes disagree on the data.
+    `report` is called on process 0 with a dictionary a step. Raises CheckpointError when the checkpoints belong to another recipe,
+    StageError when the loss is not finite or processes disagree on the data.
     """
     mesh = make_mesh(job.mesh.fsdp, job.mesh.tp)
     adapter = job.lora if job.train.mode == "lora" else None
@@ -103,7 +103,8 @@ class Trainer(PeftTrainer):
     def _resume_data(self, saved: dict[str, Any]) -> None:
         if saved.get("made_from") != self.job.made_from:
             raise CheckpointError(
-                f"{self.job.checkpoints}: step {self.resumed_from} was trained from another recipe or other data; set another run.dir or remove it"
+                f"{self.job.checkpoints}: step {self.resumed_from} was trained from another recipe or other data; "
+                "set another run.dir or remove that folder"
             )
         self.batches.set_state(saved["data"])
 
@@ -160,7 +161,7 @@ class Trainer(PeftTrainer):
         metrics = StepMetrics(
             step=step,
             loss=self.last_loss,
-            learning_rate=float(self.schedule(step - 1)),
+            learning_rate=float(np.asarray(self.schedule(step - 1))),
             grad_norm=float(additional_metrics["grad_norm"]),
             tokens_per_s=float(additional_metrics["tokens"]) / step_s,
             loss_tokens=int(additional_metrics["loss_tokens"]),

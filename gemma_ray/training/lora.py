@@ -2,7 +2,8 @@
 
 Qwix's own `apply_lora_to_model` runs the model eagerly, which arrays spread over several processes do not allow. So the structure is built
 under `nnx.eval_shape`, without a single number; base weights come from files; and A and B are initialised inside one jitted function whose
-output shardings are the adapter's own. A starts He-uniform and B at zero (Hu et al. 2021, arXiv 2106.09685): the tuned model starts as the base.
+output shardings are the adapter's own. A starts He-uniform and B at zero (Hu et al. 2021, arXiv 2106.09685): the tuned model starts as
+the base.
 """
 
 from __future__ import annotations

@@ -12,7 +12,8 @@
     tokens and masks          [batch, length]     (fsdp, -)
 
 The specs themselves are Tunix's annotations, which Qwix carries over to LoRA parameters; `named_sharding` reads them and refuses one whose
-rank or divisibility is wrong. That mismatch is what stopped the paper's authors (arXiv 2605.25645; since fixed in google/tunix 1138, 1180, 1186).
+rank or divisibility is wrong. That mismatch is what stopped the paper's authors (arXiv 2605.25645; since fixed in google/tunix 1138,
+1180, 1186).
 """
 
 from __future__ import annotations

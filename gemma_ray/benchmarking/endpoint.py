@@ -1,0 +1,63 @@
+"""The server under load: where it is, what it serves, and how long a sequence it takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from gemma_ray.errors import InputError
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """A server with /v1/models and /v1/completions, and the model that is asked of it."""
+
+    base: str
+    model: str
+    api_key: str | None = None
+
+    @classmethod
+    def parse(cls, url: str, model: str, api_key: str | None = None) -> Endpoint:
+        """From a URL with or without a trailing /v1. Raises InputError when it is not one of http or https."""
+        base = url.strip().rstrip("/").removesuffix("/v1").rstrip("/")
+        if not base.startswith(("http://", "https://")):
+            raise InputError(f"--url '{url}': write http://host:port or https://host:port")
+        return cls(base, model, api_key)
+
+    @property
+    def completions(self) -> str:
+        return f"{self.base}/v1/completions"
+
+    def client(self) -> httpx.AsyncClient:
+        """A client without a limit on connections: a limit would queue requests here and close the loop."""
+        headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {self.api_key}"} if self.api_key else {})
+        return httpx.AsyncClient(headers=headers, timeout=None, limits=httpx.Limits(max_connections=None, max_keepalive_connections=None))
+
+    async def longest_sequence(self, client: httpx.AsyncClient) -> int | None:
+        """The tokens that a prompt and its answer may have together, by /v1/models; None when it does not tell.
+
+        vLLM tells in `max_model_len`, Ray Serve LLM in `metadata.max_request_context_length`. Raises InputError when the server cannot be
+        reached, is not OpenAI-compatible, or does not serve the model.
+        """
+        try:
+            response = await client.get(f"{self.base}/v1/models", timeout=30.0)
+        except (httpx.HTTPError, httpx.InvalidURL) as e:
+            raise InputError(f"nothing answers at {self.base} ({type(e).__name__}: {e}). Start a server, or give --url") from e
+        if response.status_code in (401, 403):
+            raise InputError(f"{self.base} refuses access (HTTP {response.status_code}): give an API key")
+        if response.status_code != 200:
+            raise InputError(f"{self.base}/v1/models answers HTTP {response.status_code}: not an OpenAI-compatible endpoint, or not ready")
+        served = _served_models(response)
+        if self.model not in served:
+            raise InputError(f"{self.base} does not serve '{self.model}'; it serves {', '.join(sorted(served)) or 'nothing'}")
+        card = served[self.model]
+        return card.get("max_model_len") or (card.get("metadata") or {}).get("max_request_context_length")
+
+
+def _served_models(response: httpx.Response) -> dict[str, dict[str, Any]]:
+    try:
+        return {card["id"]: card for card in response.json()["data"]}
+    except (ValueError, LookupError, TypeError) as e:
+        raise InputError(f"{response.url}: not an OpenAI list of models") from e

@@ -1,0 +1,42 @@
+"""The Grain pipeline that training reads: shards → shuffled rows → padded global batches, with a state that a checkpoint can hold."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gemma_ray.data.records import unpack_row
+from gemma_ray.data.shards import read_manifest
+from gemma_ray.errors import DataError
+
+
+def batches(folder: Path, *, batch_size: int, seq_len: int, seed: int) -> Any:
+    """An endless iterator of global batches, reshuffled every epoch; the order is a function of the data and `seed` alone.
+
+    Each is a dictionary of `tokens` [batch, seq_len] int32, `loss_mask` [batch, seq_len] bool (true where the token is to be predicted)
+    and `valid` [batch, seq_len] bool (false on padding). `get_state()` and `set_state()` continue exactly where a checkpoint left off.
+    Raises DataError when the folder is not prepared data, or its rows are longer than `seq_len`.
+    """
+    import grain.python as grain
+
+    manifest = read_manifest(folder)
+    if manifest.seq_len > seq_len:
+        raise DataError(
+            f"{folder}: rows of up to {manifest.seq_len} tokens do not fit data.max_seq_len = {seq_len}; prepare the data again"
+        )
+    source: Any = grain.ArrayRecordDataSource([str(folder / shard.file) for shard in manifest.shards])
+    dataset = grain.MapDataset.source(source).shuffle(seed=seed).repeat().map(lambda record: _pad(record, seq_len))
+    dataset = dataset.batch(batch_size, drop_remainder=True)
+    return iter(dataset.to_iter_dataset(grain.ReadOptions(num_threads=2, prefetch_buffer_size=4)))
+
+
+def _pad(record: bytes, seq_len: int) -> dict[str, np.ndarray]:
+    tokens, loss_mask = unpack_row(record)
+    padding = (0, seq_len - len(tokens))
+    return {
+        "tokens": np.pad(tokens, padding),
+        "loss_mask": np.pad(loss_mask, padding),
+        "valid": np.pad(np.ones(len(tokens), bool), padding),
+    }
