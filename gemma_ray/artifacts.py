@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import json
 import os
+import re
+import secrets
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -93,13 +96,16 @@ def file_sha256(path: Path) -> str:
 
 def write_text(path: Path, text: str) -> None:
     """Write a file whole or not at all (temporary file in the same folder, fsync, rename)."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with temporary.open("w", encoding="utf-8") as f:
-        f.write(text)
-        f.flush()
-        os.fsync(f.fileno())
-    temporary.replace(path)
+    temporary = _temporary_beside(path)
+    try:
+        with temporary.open("w", encoding="utf-8") as f:
+            f.write(text)
+            f.flush()
+            os.fsync(f.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -118,23 +124,71 @@ def whole_folder(target: Path) -> Iterator[Path]:
 
     An existing `target` is replaced only at the end. Leftovers of killed attempts are removed first.
     """
-    target.parent.mkdir(parents=True, exist_ok=True)
-    for leftover in target.parent.glob(f".{target.name}.*.tmp"):
-        shutil.rmtree(leftover, ignore_errors=True)
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    temporary = _temporary_beside(target)
+    _remove_leftovers(target)
     temporary.mkdir()
     try:
         yield temporary
+        _put_in_place(temporary, target)
     except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
+        _remove(temporary)
         raise
-    if target.exists():
-        old = target.with_name(f".{target.name}.old.{os.getpid()}.tmp")
-        target.replace(old)
+
+
+def _put_in_place(temporary: Path, target: Path) -> None:
+    """Rename a finished folder to `target`. A folder cannot be renamed over a full one, so the old one steps aside first."""
+    if not target.exists():
         temporary.replace(target)
-        shutil.rmtree(old, ignore_errors=True)
+        return
+    old = _temporary_beside(target)
+    target.replace(old)
+    try:
+        temporary.replace(target)
+    except BaseException:
+        old.replace(target)
+        raise
+    _remove(old)
+
+
+_TOKEN = secrets.token_hex(4)
+_SERIAL = itertools.count()
+
+
+def _this_process() -> str:
+    """The process id, and a random part: a container that starts again often has the same id."""
+    return f"{os.getpid()}-{_TOKEN}"
+
+
+def _temporary_beside(target: Path) -> Path:
+    """A fresh hidden name in `target`'s folder, which is made. It says which process it belongs to."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    return target.with_name(f".{target.name}.{_this_process()}-{next(_SERIAL)}.tmp")
+
+
+def _remove_leftovers(target: Path) -> None:
+    """Remove what processes that have ended left under `target`'s temporary names; another living process keeps its own."""
+    pattern = re.compile(rf"\.{re.escape(target.name)}\.((\d+)-[0-9a-f]{{8}})-\d+\.tmp")
+    for entry in target.parent.iterdir():
+        match = pattern.fullmatch(entry.name)
+        if match and match[1] != _this_process() and (int(match[2]) == os.getpid() or not _is_running(int(match[2]))):
+            _remove(entry)
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
     else:
-        temporary.replace(target)
+        path.unlink(missing_ok=True)
 
 
 def stage_done(paths: RunPaths, stage: str, made_from: Any) -> bool:

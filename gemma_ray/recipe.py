@@ -10,7 +10,7 @@ the run.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -94,11 +94,15 @@ def shipped_recipes() -> list[str]:
     return sorted(p.stem for p in SHIPPED.glob("*.yaml"))
 
 
+Key = tuple[str, ...]
+"""Where a value stands in a recipe, such as ("train", "steps")."""
+
+
 def load_recipe(name_or_path: str, overrides: Sequence[str] = ()) -> Recipe:
     """Read a recipe file, or a shipped recipe by name, and apply `section.key=value` overrides.
 
-    Raises RecipeError for a missing file, YAML that does not parse, an unknown key (naming the nearest known one) or a value that does
-    not fit.
+    Raises RecipeError for a missing file, YAML that does not parse, a key that is written twice or unknown (naming the nearest known one),
+    or a value that does not fit; with the line, or the override, that it comes from.
     """
     path = Path(name_or_path)
     if not path.exists() and name_or_path in shipped_recipes():
@@ -106,61 +110,95 @@ def load_recipe(name_or_path: str, overrides: Sequence[str] = ()) -> Recipe:
     if not path.is_file():
         raise RecipeError(f"no recipe file '{name_or_path}'. Shipped recipes: {', '.join(shipped_recipes())}")
     try:
-        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as e:
+        text = path.read_text(encoding="utf-8")
+        raw, tree = yaml.safe_load(text), yaml.compose(text, Loader=yaml.SafeLoader)
+    except (yaml.YAMLError, ValueError, RecursionError) as e:  # ValueError: bytes that are not UTF-8, or a date that does not exist
         raise RecipeError(f"{path}: not valid YAML: {e}") from e
+    except OSError as e:
+        raise RecipeError(f"{path}: cannot be read: {e.strerror}") from e
     raw = {} if raw is None else raw
     if not isinstance(raw, dict):
         raise RecipeError(f"{path}: a recipe is a mapping of sections, not a {type(raw).__name__}")
+    origins = {key: f"{path}:{line}" for key, line in _key_lines(tree, path).items()}
     for override in overrides:
-        _apply_override(raw, override)
-    return parse_recipe(raw, origin=str(path))
+        key = _apply_override(raw, override)
+        origins |= {key[:n]: f"--set '{override}'" for n in range(1, len(key) + 1) if n == len(key) or key[:n] not in origins}
+    return parse_recipe(raw, str(path), origins)
 
 
-def parse_recipe(raw: dict[str, Any], origin: str = "recipe") -> Recipe:
-    """Check a mapping of sections. Raises RecipeError naming the key, the value and the remedy."""
+def parse_recipe(raw: dict[str, Any], origin: str = "recipe", origins: Mapping[Key, str] | None = None) -> Recipe:
+    """Check a mapping of sections; a section that is empty takes its defaults.
+
+    Raises RecipeError naming the key, the value, where it comes from (`origins` by key, else `origin`) and the remedy.
+    """
+    filled = {key: {} if value is None and key in Recipe.model_fields else value for key, value in raw.items()}
     try:
-        return Recipe.model_validate(raw)
+        return Recipe.model_validate(filled)
     except ValidationError as e:
-        raise RecipeError("\n".join(_explain(origin, error) for error in e.errors())) from e
+        raise RecipeError("\n".join(_explain(origin, origins or {}, error) for error in e.errors())) from e
 
 
-def _apply_override(raw: dict[str, Any], override: str) -> None:
-    key, equals, text = override.partition("=")
-    parts = key.strip().split(".")
-    if not equals or len(parts) < 2 or not all(parts):
+def _key_lines(node: yaml.Node | None, path: Path, prefix: Key = ()) -> dict[Key, int]:
+    """The line of every key. Raises RecipeError for one that is written twice, of which YAML would silently keep the last."""
+    lines: dict[Key, int] = {}
+    if not isinstance(node, yaml.MappingNode) or len(prefix) > 4:  # an alias may point at a mapping that it stands in
+        return lines
+    for name, value in node.value:
+        key, line = (*prefix, str(name.value)), name.start_mark.line + 1
+        if key in lines:
+            raise RecipeError(f"{path}:{line}: '{'.'.join(key)}' is already set in line {lines[key]}; keep one of them")
+        lines[key] = line
+        lines |= _key_lines(value, path, key)
+    return lines
+
+
+def _apply_override(raw: dict[str, Any], override: str) -> Key:
+    name, equals, text = override.partition("=")
+    key = tuple(name.strip().split("."))
+    if not equals or len(key) < 2 or not all(key):
         raise RecipeError(f"--set '{override}': write section.key=value, for example train.steps=100")
     try:
         value = yaml.safe_load(text)
-    except yaml.YAMLError as e:
+    except (yaml.YAMLError, ValueError, RecursionError) as e:
         raise RecipeError(f"--set '{override}': the value is not valid YAML: {e}") from e
     node = raw
-    for part in parts[:-1]:
+    for part in key[:-1]:
         child = node.get(part)
         if child is None:
             child = node[part] = {}
         if not isinstance(child, dict):
             raise RecipeError(f"--set '{override}': {part} is not a section")
         node = child
-    node[parts[-1]] = value
+    node[key[-1]] = value
+    return key
 
 
-def _explain(origin: str, error: Any) -> str:
-    where = ".".join(str(part) for part in error["loc"])
+# What pydantic says in its own terms, in the recipe's.
+_IN_RECIPE_TERMS = {
+    "model_type": "a section is a mapping of keys",
+    "tuple_type": "write a list, for example [1, 2]",
+    "string_type": "text is wanted; put it in quotes",
+}
+
+
+def _explain(origin: str, origins: Mapping[Key, str], error: Any) -> str:
+    location = tuple(str(part) for part in error["loc"])
+    nearest = next((location[:n] for n in range(len(location), 0, -1) if location[:n] in origins), None)
+    origin = origin if nearest is None else origins[nearest]
     if error["type"] == "extra_forbidden":
-        return f"{origin}: unknown key '{where}'.{_suggestion(error['loc'])}"
-    message = error["msg"].removeprefix("Value error, ")
-    return f"{origin}: {where} = {error['input']!r}: {message[0].lower()}{message[1:]}"
+        return f"{origin}: unknown key '{'.'.join(location)}'.{_suggestion(location)}"
+    message: str = _IN_RECIPE_TERMS.get(error["type"]) or error["msg"].removeprefix("Value error, ")
+    return f"{origin}: {'.'.join(location)} = {error['input']!r}: {message[0].lower()}{message[1:]}"
 
 
-def _suggestion(location: tuple[Any, ...]) -> str:
-    """Name the known key nearest to an unknown one, in its own section first and then anywhere."""
-    *section, key = [str(part) for part in location]
+def _suggestion(location: Key) -> str:
+    """Name the known key nearest to an unknown one: the same name in another section, then a like name in its own, then anywhere."""
+    *section, key = location
     known = _known_keys(Recipe)
     siblings = [k for k in known if k.split(".")[:-1] == section]
-    near = difflib.get_close_matches(".".join([*section, key]), siblings, n=1, cutoff=0.6)
+    by_last = {k.split(".")[-1]: k for k in sorted(known, key=lambda k: -k.count("."))}
+    near = [by_last[key]] if key in by_last else difflib.get_close_matches(".".join(location), siblings, n=1, cutoff=0.6)
     if not near:
-        by_last = {k.split(".")[-1]: k for k in known}
         near = [by_last[k] for k in difflib.get_close_matches(key, by_last, n=1, cutoff=0.7)]
     return f" Did you mean '{near[0]}'?" if near else f" Known here: {', '.join(k.split('.')[-1] for k in siblings)}"
 

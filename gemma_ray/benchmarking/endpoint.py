@@ -12,14 +12,14 @@ from gemma_ray.errors import InputError
 
 @dataclass(frozen=True)
 class Endpoint:
-    """A server with /v1/models and /v1/completions, and the model that is asked of it."""
+    """A server with /v1/models and /v1/completions, and the model that is asked of it, None for the only one it has."""
 
     base: str
-    model: str
+    model: str | None
     api_key: str | None = None
 
     @classmethod
-    def parse(cls, url: str, model: str, api_key: str | None = None) -> Endpoint:
+    def parse(cls, url: str, model: str | None, api_key: str | None = None) -> Endpoint:
         """From a URL with or without a trailing /v1. Raises InputError when it is not one of http or https."""
         base = url.strip().rstrip("/").removesuffix("/v1").rstrip("/")
         if not base.startswith(("http://", "https://")):
@@ -35,11 +35,12 @@ class Endpoint:
         headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {self.api_key}"} if self.api_key else {})
         return httpx.AsyncClient(headers=headers, timeout=None, limits=httpx.Limits(max_connections=None, max_keepalive_connections=None))
 
-    async def longest_sequence(self, client: httpx.AsyncClient) -> int | None:
-        """The tokens that a prompt and its answer may have together, by /v1/models; None when it does not tell.
+    async def resolve(self, client: httpx.AsyncClient) -> tuple[str, int | None]:
+        """The model's name, that of the only one served where none was asked for; and how many tokens a prompt and its answer may have.
 
-        vLLM tells in `max_model_len`, Ray Serve LLM in `metadata.max_request_context_length`. Raises InputError when the server cannot be
-        reached, is not OpenAI-compatible, or does not serve the model.
+        The limit is None when /v1/models does not tell. vLLM tells in `max_model_len`, Ray Serve LLM in
+        `metadata.max_request_context_length`. Raises InputError when the server cannot be reached, is not OpenAI-compatible, or does not
+        serve the model.
         """
         try:
             response = await client.get(f"{self.base}/v1/models", timeout=30.0)
@@ -50,10 +51,14 @@ class Endpoint:
         if response.status_code != 200:
             raise InputError(f"{self.base}/v1/models answers HTTP {response.status_code}: not an OpenAI-compatible endpoint, or not ready")
         served = _served_models(response)
-        if self.model not in served:
-            raise InputError(f"{self.base} does not serve '{self.model}'; it serves {', '.join(sorted(served)) or 'nothing'}")
-        card = served[self.model]
-        return card.get("max_model_len") or (card.get("metadata") or {}).get("max_request_context_length")
+        names = ", ".join(sorted(served)) or "nothing"
+        if self.model is None and len(served) != 1:
+            raise InputError(f"{self.base} serves {names}: say which with --model")
+        model = self.model or next(iter(served))
+        if model not in served:
+            raise InputError(f"{self.base} does not serve '{model}'; it serves {names}")
+        card = served[model]
+        return model, card.get("max_model_len") or (card.get("metadata") or {}).get("max_request_context_length")
 
 
 def _served_models(response: httpx.Response) -> dict[str, dict[str, Any]]:

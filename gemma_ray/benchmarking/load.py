@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -96,16 +96,26 @@ def completion_body(model: str, prompt: Sequence[int], output_tokens: int) -> by
 
 
 async def run_load(
-    client: httpx.AsyncClient, url: str, bodies: Sequence[bytes], arrivals_s: Sequence[float], timeout_s: float
+    client: httpx.AsyncClient,
+    url: str,
+    bodies: Sequence[bytes],
+    arrivals_s: Sequence[float],
+    timeout_s: float,
+    answered: Callable[[], None] = lambda: None,
 ) -> list[RequestRecord]:
-    """POST every body to `url` at its arrival time and wait for all the answers; failures are in the records, never raised."""
+    """POST every body to `url` at its arrival time and wait for all the answers; failures are in the records, never raised.
+
+    `answered` is called after each answer.
+    """
     began = time.perf_counter()
     tasks = []
     for body, arrival in zip(bodies, arrivals_s, strict=True):
         wait = arrival - (time.perf_counter() - began)
         if wait > 0:
             await asyncio.sleep(wait)
-        tasks.append(asyncio.create_task(stream_completion(client, url, body, timeout_s, began, arrival)))
+        task = asyncio.create_task(stream_completion(client, url, body, timeout_s, began, arrival))
+        task.add_done_callback(lambda _: answered())
+        tasks.append(task)
     return list(await asyncio.gather(*tasks))
 
 

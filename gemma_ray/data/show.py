@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from gemma_ray.data.records import unpack_row
 from gemma_ray.data.shards import read_manifest
+from gemma_ray.errors import DataError
 from gemma_ray.models.tokenizer import Tokenizer
 
 
@@ -24,17 +29,40 @@ def shown_rows(folder: Path, model: Path, count: int) -> list[list[ShownToken]]:
 
     Raises DataError or ModelError when either is missing.
     """
+    tokenizer = Tokenizer(model)
+    return [
+        [ShownToken(tokenizer.decode([int(t)]), int(t), bool(m)) for t, m in zip(tokens, mask, strict=True)]
+        for tokens, mask in itertools.islice(rows(folder), count)
+    ]
+
+
+def marked_text(row: list[ShownToken], color: bool) -> str:
+    """A row as text, the tokens that bear loss in green (`color`) or between ⟦ and ⟧, token by token."""
+    before, after = ("\x1b[32m", "\x1b[0m") if color else ("⟦", "⟧")
+    return "".join(f"{before}{token.text}{after}" if token.bears_loss else token.text for token in row)
+
+
+def loss_free_prefixes(folder: Path, count: int) -> list[list[int]]:
+    """The tokens before the first that bears loss, of up to `count` rows with different such prefixes: prompts as the model sees them."""
+    prefixes: dict[tuple[int, ...], None] = {}
+    for tokens, mask in rows(folder):
+        if len(prefixes) == count:
+            break
+        if mask.any() and not mask[0]:
+            prefixes[tuple(tokens[: int(mask.argmax())].tolist())] = None
+    if not prefixes:
+        raise DataError(f"{folder}: no row begins with a prompt")
+    return [list(prefix) for prefix in prefixes]
+
+
+def rows(folder: Path) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Tokens and loss mask of every row of a data folder, in shard order. Raises DataError when it is not prepared data."""
     from array_record.python.array_record_module import ArrayRecordReader
 
-    manifest = read_manifest(folder)
-    tokenizer = Tokenizer(model)
-    rows: list[list[ShownToken]] = []
-    for shard in manifest.shards:
+    for shard in read_manifest(folder).shards:
         reader = ArrayRecordReader(str(folder / shard.file))
-        for record in reader.read(list(range(min(shard.rows, count - len(rows))))):
-            tokens, mask = unpack_row(record)
-            rows.append([ShownToken(tokenizer.decode([int(t)]), int(t), bool(m)) for t, m in zip(tokens, mask, strict=True)])
-        reader.close()
-        if len(rows) == count:
-            break
-    return rows
+        try:
+            for i in range(shard.rows):
+                yield unpack_row(reader.read([i])[0])
+        finally:
+            reader.close()

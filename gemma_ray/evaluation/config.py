@@ -20,7 +20,15 @@ class EvalConfig(Section):
     system_prompt: str | None = None
     seed: int = 0
     limit: int | None = Field(default=None, ge=1, description="only the first so many problems, by name")
-    rules: Literal["official"] = "official"
+    rules: Literal["official", "paper"] = Field(
+        default="official", description="paper = the laxer grader of arXiv 2605.25645, for comparison with its table"
+    )
     concurrency: int = Field(default=32, ge=1, description="requests in flight")
+    retries: int = Field(default=6, ge=0, description="further tries of a request after 429, 5xx or a lost connection")
+    request_timeout_s: float = Field(
+        default=7200.0, gt=0, description="longest silence of the endpoint in one request, which draws n samples"
+    )
+    api_key_env: str | None = Field(default=None, description="environment variable that holds the endpoint's key; null = no key")
     graders: int = Field(default=0, ge=0, description="samples graded at once; 0 = one a processor")
-    timeout_s: float = Field(default=30.0, gt=0, description="simulation limit of one sample; VerilogEval's is 30 s")
+    timeout_s: float = Field(default=30.0, gt=0, description="simulation limit of one sample, processor seconds; VerilogEval's is 30 s")
+    memory_gib: float = Field(default=2.0, gt=0, description="address space of the compiler and of the simulator")

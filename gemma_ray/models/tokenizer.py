@@ -70,6 +70,12 @@ class Tokenizer:
         """The id of a token that is one piece by itself, None when the tokenizer has no such token."""
         return self._tokenizer.token_to_id(token)
 
+    def ordinary_ids(self) -> list[int]:
+        """Ids of plain text: no control token, no single byte, no unused id."""
+        controls = {id for id, token in self._tokenizer.get_added_tokens_decoder().items() if token.special}
+        vocabulary = self._tokenizer.get_vocab(with_added_tokens=False)
+        return sorted(id for token, id in vocabulary.items() if id not in controls and not (token.startswith("<") and token.endswith(">")))
+
     def fingerprint(self) -> str:
         """SHA-256 of tokenizer.json, in hex."""
         return file_sha256(self.path)

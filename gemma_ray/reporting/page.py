@@ -1,0 +1,60 @@
+"""One self-contained HTML page over the artifacts of one or more runs, side by side."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from gemma_ray.artifacts import write_text
+from gemma_ray.errors import InputError
+from gemma_ray.reporting.provenance import artifacts_section, cost_section, recipe_section, stages_section, versions_section
+from gemma_ray.reporting.sections import data_section, latency_section, quality_section, training_section, verification_section
+from gemma_ray.reporting.sources import Run, read_runs
+from gemma_ray.reporting.summary import summarize_run
+
+HERE = Path(__file__).parent
+
+
+def report(runs: list[Path], out: Path) -> Path:
+    """Write the page to `out` and return it.
+
+    The page loads nothing: styles and plots are in it. Every number on it is in an artifact, or derived from numbers that are. Parts that a
+    run does not have are marked "not run". Raises InputError for a folder that is missing or holds no artifact, and for a damaged artifact.
+    """
+    if out.is_dir():
+        raise InputError(f"'{out}' is a folder: name the file of the report, for example {out / 'report.html'}")
+    found = read_runs(runs)
+    sections = [
+        training_section(found),
+        quality_section(found),
+        data_section(found),
+        verification_section(found),
+        latency_section(found),
+        stages_section(found),
+        versions_section(found),
+        cost_section(found),
+        artifacts_section(found, out),
+        recipe_section(found),
+    ]
+    environment = Environment(
+        loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    page = environment.get_template("page.html.jinja").render(
+        runs=found,
+        summaries=[summarize_run(run) for run in found],
+        emulated=[_hardware(run, len(found) > 1) for run in found if run.emulated],
+        sections=sections,
+        style=Markup((HERE / "page.css").read_text(encoding="utf-8")),
+    )
+    write_text(out, page)
+    return out
+
+
+def _hardware(run: Run, named: bool) -> str:
+    """The emulated slice in words, from the recipe."""
+    assert run.recipe is not None
+    parts = [run.recipe.get("cluster", "accelerator"), run.recipe.get("cluster", "topology")]
+    words = " ".join(str(part) for part in parts if part) or "a slice"
+    return f"{run.letter}: {words}" if named else words

@@ -1,0 +1,121 @@
+"""Progress from the workers to the driver while they run.
+
+    worker: send_report(dict)  ->  mailbox (a Ray actor beside the driver)  ->  driver thread  ->  on_report(dict)
+
+A worker never waits: it hands the dictionary to Ray and goes on. Before its function returns it waits once, for the last report to have
+arrived, so none is lost. The driver's thread asks for new ones and is answered as soon as there are any. One worker's stay in order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+# How long one question of the driver stays open when there is nothing to tell.
+POLL_S = 2.0
+FLUSH_S = 10.0
+
+
+class _Mailbox:
+    """The actor; asynchronous, so that a waiting reader does not hold up writers."""
+
+    def __init__(self) -> None:
+        self._reports: list[dict[str, Any]] = []
+        self._arrived = asyncio.Event()
+
+    async def put(self, report: dict[str, Any]) -> None:
+        self._reports.append(report)
+        self._arrived.set()
+
+    async def wake(self) -> None:
+        self._arrived.set()
+
+    async def take(self, wait_s: float) -> list[dict[str, Any]]:
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._arrived.wait(), wait_s)
+        reports, self._reports = self._reports, []
+        self._arrived.clear()
+        return reports
+
+
+class Outlet:
+    """The worker's end; it travels to the workers inside the training configuration."""
+
+    def __init__(self, mailbox: Any) -> None:
+        self._mailbox = mailbox
+        self._last: Any = None
+
+    def send(self, report: dict[str, Any]) -> None:
+        self._last = self._mailbox.put.remote(report)
+
+    def flush(self) -> None:
+        """Wait until the last report has arrived; a mailbox that is gone is the driver's end, not the worker's failure."""
+        if self._last is not None:
+            with contextlib.suppress(RayError):
+                ray.get(self._last, timeout=FLUSH_S)
+
+
+_outlet: Outlet | None = None
+
+
+def set_outlet(outlet: Outlet | None) -> None:
+    """Choose where this process's reports go; None drops them."""
+    global _outlet
+    _outlet = outlet
+
+
+def send_report(report: dict[str, Any]) -> None:
+    """Send progress to the driver's `on_report` without waiting. Call it in a function that `run_spmd` runs; elsewhere it does nothing.
+
+    The values must pickle and should be small: step, loss, tokens a second, as Python numbers.
+    """
+    if _outlet is not None:
+        _outlet.send(report)
+
+
+@contextlib.contextmanager
+def delivery(on_report: Callable[[dict[str, Any]], None] | None) -> Iterator[Outlet | None]:
+    """Deliver reports to `on_report`, in a thread of its own, for the block; yield the outlet to give to the workers.
+
+    The block's end delivers what is still on the way. An exception of `on_report` stops the delivery and is raised at the end of a block
+    that did not fail otherwise.
+    """
+    if on_report is None:
+        yield None
+        return
+    here = ray.get_runtime_context().get_node_id()
+    placement = NodeAffinitySchedulingStrategy(here, soft=False)
+    mailbox: Any = ray.remote(_Mailbox).options(num_cpus=0, max_concurrency=1000, scheduling_strategy=placement).remote()
+    stop, failures = threading.Event(), list[BaseException]()
+
+    def deliver() -> None:
+        try:
+            while not stop.is_set():
+                for report in ray.get(mailbox.take.remote(POLL_S)):
+                    on_report(report)
+            for report in ray.get(mailbox.take.remote(0)):
+                on_report(report)
+        except RayError:  # the cluster went away under us: the run's own error says so
+            return
+        except Exception as e:
+            failures.append(e)
+
+    thread = threading.Thread(target=deliver, name="reports", daemon=True)
+    thread.start()
+    try:
+        yield Outlet(mailbox)
+    finally:
+        stop.set()
+        mailbox.wake.remote()
+        thread.join(timeout=2 * POLL_S + FLUSH_S)
+        with contextlib.suppress(RayError):
+            ray.kill(mailbox)
+    if failures:
+        raise failures[0]

@@ -1,0 +1,170 @@
+"""One JAX program on every host of a slice: gang-scheduled, connected, restarted when a worker dies.
+
+    driver: run_spmd(fn, config, slice)
+        -> Ray Train controller -> reserves the slice -> one worker process a host -> jax.distributed -> fn(config) in each
+        <- what fn returned in process 0, or WorkerError with the worker's own message
+
+On TPU and GPU, real or emulated, this is Ray's JaxTrainer; an emulated host differs only in its environment, which gives JAX CPU devices
+in place of chips. On `cpu` it is Ray's data-parallel trainer with `cpu_backend`.
+
+Restarts are decided here and not by Ray's FailureConfig, which would also run a program again that has just said what is wrong with its
+input. A restarted program begins from the start: it resumes by itself from its own checkpoints.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from raycluster.emulation import environment
+from raycluster.errors import RemoteError
+from raycluster.reports import Outlet, delivery, send_report, set_outlet
+from raycluster.slices import Slice
+
+__all__ = ["run_spmd", "send_report"]
+
+log = logging.getLogger(__name__)
+Program = Callable[[dict[str, Any]], Any]
+
+# Read by Ray Train in the driver. Its default is to change into a folder of its own, which breaks every relative path of a program.
+TRAIN_ENVIRONMENT = {"RAY_CHDIR_TO_TRIAL_DIR": "0", "RAY_TRAIN_METRICS_ENABLED": "0"}
+# On one machine nobody preempts a node, and a poll costs nothing: a run ends, and a dead worker is seen, up to 2 s sooner.
+LOCAL_ENVIRONMENT = {"RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0", "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2"}
+
+
+def run_spmd(
+    worker_fn: Program,
+    config: dict[str, Any],
+    slice: Slice,
+    *,
+    name: str,
+    storage: str | Path,
+    max_failures: int = 0,
+    on_report: Callable[[dict[str, Any]], None] | None = None,
+) -> Any:
+    """Run `worker_fn(config)` in one JAX process on each host of the slice, and return what process 0's call returned.
+
+    `jax.distributed` is initialised before the call: `jax.process_count()` is `slice.hosts` and `jax.device_count()` is `slice.devices`.
+    `worker_fn` and `config` must pickle, and so must the result. `storage` is a folder that the driver and all hosts see; Ray Train
+    keeps its own records in `storage/name`. `send_report` called by a worker reaches `on_report` here, in another thread, while it runs.
+
+    A worker that dies, or raises something that has no `exit_code`, is restarted with all others up to `max_failures` times.
+
+    Raises WorkerError with the worker's message and exit code, and KeyboardInterrupt on Ctrl-C after stopping the workers. Needs a
+    connection to a cluster that has the slice: `raycluster.session.connect`.
+    """
+    with delivery(on_report) as outlet:
+        for attempt in range(max_failures + 1):
+            trainer = _trainer(worker_fn, config, slice, name, storage, outlet)
+            try:
+                with environment(TRAIN_ENVIRONMENT | (LOCAL_ENVIRONMENT if slice.forces_host_devices else {})):
+                    return _fit(trainer)
+            except RemoteError as failure:
+                if failure.deliberate or attempt == max_failures:
+                    raise failure.to_error() from None
+                log.warning("%s: %s; restart %d of %d", name, failure.to_error(), attempt + 1, max_failures)
+    raise AssertionError("unreachable")
+
+
+def worker_environment(slice: Slice) -> dict[str, str]:
+    """Environment variables of the worker processes: none on real accelerators, CPU devices in their place otherwise."""
+    if not slice.forces_host_devices:
+        return {}
+    return {
+        "JAX_PLATFORMS": "cpu",
+        "XLA_FLAGS": f"--xla_force_host_platform_device_count={slice.devices_per_host}",
+        "JAX_CPU_COLLECTIVES_IMPLEMENTATION": "gloo",
+    }
+
+
+def _trainer(program: Program, config: dict[str, Any], slice: Slice, name: str, storage: str | Path, outlet: Outlet | None) -> Any:
+    from ray.train import FailureConfig, RunConfig, ScalingConfig
+    from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
+    from ray.train.v2.jax import JaxTrainer
+
+    from raycluster.cpu_backend import CpuJaxConfig
+
+    run = RunConfig(
+        name=name,
+        storage_path=str(storage if "://" in str(storage) else Path(storage).expanduser().absolute()),
+        worker_runtime_env={"env_vars": worker_environment(slice)},
+        # Without a limit Ray tries for ever to start workers that cannot start.
+        failure_config=FailureConfig(max_failures=0, controller_failure_limit=2),
+    )
+    call = {"program": program, "config": config, "outlet": outlet}
+    scaling = ScalingConfig(
+        num_workers=slice.hosts,
+        resources_per_worker=slice.worker_resources,
+        placement_strategy="SPREAD",
+        use_tpu=slice.resource == "TPU",
+        use_gpu=slice.resource == "GPU",
+        topology=slice.topology,
+        accelerator_type=slice.accelerator_type,
+    )
+    if slice.resource == "CPU":
+        return DataParallelTrainer(_worker, train_loop_config=call, backend_config=CpuJaxConfig(), scaling_config=scaling, run_config=run)
+    return JaxTrainer(_worker, train_loop_config=call, scaling_config=scaling, run_config=run)
+
+
+def _worker(call: dict[str, Any]) -> Any:
+    outlet = call["outlet"]
+    set_outlet(outlet)
+    try:
+        return call["program"](call["config"])
+    except (Exception, SystemExit) as e:
+        raise RemoteError.of(e) from None
+    finally:
+        if outlet is not None:
+            outlet.flush()
+
+
+def _fit(trainer: Any) -> Any:
+    """Run a Ray trainer; its errors come out as RemoteError."""
+    from ray.train import ControllerError, TrainingFailedError, WorkerGroupError
+
+    try:
+        with _own_interrupt():
+            return trainer.fit().return_value
+    except WorkerGroupError as e:
+        raise _first_cause(e.worker_failures) from None
+    except ControllerError as e:
+        raise RemoteError("the workers did not start", str(e.controller_failure), None, str(e)) from None
+    except TrainingFailedError as e:
+        raise RemoteError(type(e).__name__, str(e), None, str(e)) from None
+
+
+def _first_cause(failures: dict[int, Exception]) -> RemoteError:
+    """The failure that explains the others: one raised on purpose, else a death, else what the program raised first by rank.
+
+    When a worker stops, the others fail in the collective that they were in.
+    """
+    raised = [error for _, error in sorted(failures.items()) if isinstance(error, RemoteError)]
+    deliberate = [failure for failure in raised if failure.deliberate]
+    deaths = [
+        RemoteError.death(f"process {rank}", str(error)) for rank, error in sorted(failures.items()) if not isinstance(error, RemoteError)
+    ]
+    return [*deliberate, *deaths, *raised][0]
+
+
+@contextlib.contextmanager
+def _own_interrupt() -> Iterator[None]:
+    """Make Ctrl-C stop the workers and then raise KeyboardInterrupt.
+
+    Ray Train's handler stops them too, but leaves with exit status 0 and stays installed after the run.
+    """
+    main = threading.current_thread() is threading.main_thread()
+    before = signal.getsignal(signal.SIGINT) if main else None
+    try:
+        yield
+    except SystemExit as e:
+        if e.code:  # SIGTERM, or the program's own
+            raise
+        raise KeyboardInterrupt from None
+    finally:
+        if main:
+            signal.signal(signal.SIGINT, before)

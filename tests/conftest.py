@@ -1,0 +1,23 @@
+"""What every test relies on: eight CPU devices, no network, and the tests that take minutes left out unless asked for."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+# Read by JAX at its first import, which is later than this file. The tests need a mesh, not speed.
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave `slow` tests out, unless `-m` selects or a test is named by its full id."""
+    if config.getoption("markexpr") or any("::" in argument for argument in config.args):
+        return
+    slow = [item for item in items if item.get_closest_marker("slow")]
+    if slow:
+        config.hook.pytest_deselected(items=slow)
+        items[:] = [item for item in items if not item.get_closest_marker("slow")]

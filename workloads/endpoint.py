@@ -1,0 +1,60 @@
+"""The endpoint that evaluation and benchmark talk to: a given URL, the run's own running application, or one started for the while."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from gemma_ray.errors import ModelError
+from gemma_ray.recipe import Recipe
+from gemma_ray.serving.application import ServedModel, serve_models
+from gemma_ray.serving.background import running
+from workloads.base import base_model
+from workloads.progress import Progress
+from workloads.stage import cluster, run_paths
+
+BASE, TUNED = "base", "tuned"
+"""Names under which the endpoint serves the two models."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """An endpoint's URL (without /v1), None for none; and the model to ask for, None = the only one it has."""
+
+    url: str | None
+    model: str | None
+
+
+def state_file(recipe: Recipe) -> Path:
+    """Where a run's background application announces itself."""
+    return run_paths(recipe).root / "serve.json"
+
+
+def served_models(recipe: Recipe, progress: Progress, names: tuple[str, ...]) -> list[ServedModel]:
+    """The models by name. Raises ModelError when the tuned one is not exported yet."""
+    models = []
+    for name in names:
+        folder = run_paths(recipe).model if name == TUNED else base_model(recipe, progress)
+        if not folder.is_dir():
+            raise ModelError(f"{folder}: no exported model; run `gemma-ray convert` first")
+        models.append(ServedModel(name, folder.absolute()))
+    return models
+
+
+@contextmanager
+def endpoint(recipe: Recipe, progress: Progress, name: str, url: str | None = None, model: str | None = None) -> Iterator[Target]:
+    """An endpoint that serves the model called `name`; what this starts, it also stops."""
+    if url is not None:
+        yield Target(url.rstrip("/").removesuffix("/v1"), model)
+        return
+    found = running(state_file(recipe))
+    if found is not None and name in found.models:
+        yield Target(found.url, name)
+        return
+    models = served_models(recipe, progress, (name,))
+    with cluster(recipe):
+        progress.note(f"   starting an endpoint for {name}")
+        with serve_models(models, recipe.serve) as served:
+            yield Target(served.url, name)

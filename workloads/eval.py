@@ -1,0 +1,95 @@
+"""`gemma-ray eval`: pass@k of the tuned model, or of the base, sampled through an endpoint and graded in Ray tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+from gemma_ray.artifacts import fingerprint
+from gemma_ray.evaluation.evaluate import EvalSummary, evaluate, read_summary
+from gemma_ray.models.fingerprint import model_fingerprint
+from gemma_ray.recipe import Recipe
+from raycluster.placement import map_tasks
+from workloads import prepare
+from workloads.command import main
+from workloads.endpoint import BASE, TUNED, Target, endpoint, served_models
+from workloads.progress import Progress
+from workloads.stage import BUILT_IN, is_done, once, run_paths, timed
+
+
+def run(
+    recipe: Recipe,
+    progress: Progress,
+    *,
+    of: str = TUNED,
+    samples: Path | None = None,
+    url: str | None = None,
+    model: str | None = None,
+) -> EvalSummary:
+    """Write RUN/eval (RUN/eval-base for the base model) and return its summary.
+
+    The model is the run's own, served for the while unless it already is. With `url` it is whatever that endpoint serves under `model`; with
+    `samples` nothing is sampled, only graded.
+    """
+    out, stage = _place(recipe, of)
+    dataset = problems_folder(recipe, progress)
+
+    def work() -> None:
+        with nullcontext(Target(None, None)) if samples else endpoint(recipe, progress, of, url, model) as target:
+            evaluate(
+                recipe.eval,
+                dataset,
+                out,
+                url=target.url,
+                model=target.model,
+                made_from=None if url or samples else _weights(recipe, progress, of),
+                samples=samples,
+                grade_map=_grade_map(),
+                progress=lambda done, total, what: progress.update(what, done, total),
+            )
+
+    if url or samples:
+        with timed(recipe, stage, progress):
+            work()
+    else:
+        once(recipe, stage, _made_from(recipe, progress, of, dataset), out / "summary.json", work, progress)
+    return read_summary(out)
+
+
+def pending(recipe: Recipe, progress: Progress, of: str) -> bool:
+    """Whether RUN still lacks this evaluation of these very weights."""
+    out, stage = _place(recipe, of)
+    return not is_done(recipe, stage, _made_from(recipe, progress, of, problems_folder(recipe, progress)), out / "summary.json")
+
+
+def problems_folder(recipe: Recipe, progress: Progress) -> Path:
+    """`eval.dataset` as a folder; the built-in held-out set is made when the cache lacks it."""
+    dataset = recipe.eval.dataset
+    return prepare.built_in_data(recipe, progress).heldout if dataset.startswith(BUILT_IN) else Path(dataset).expanduser()
+
+
+def _place(recipe: Recipe, of: str) -> tuple[Path, str]:
+    paths = run_paths(recipe)
+    return (paths.eval_base, "eval-base") if of == BASE else (paths.eval, "eval")
+
+
+def _weights(recipe: Recipe, progress: Progress, of: str) -> str:
+    return model_fingerprint(served_models(recipe, progress, (of,))[0].path)
+
+
+def _made_from(recipe: Recipe, progress: Progress, of: str, dataset: Path) -> list[Any]:
+    files = [(path.name, path.stat().st_size) for path in sorted(dataset.glob("*"))]
+    return [_weights(recipe, progress, of), recipe.eval.model_dump(mode="json"), fingerprint(files)]
+
+
+def _grade_map() -> Callable[[Callable[[Any], Any], Iterable[Any]], Iterator[Any]] | None:
+    """Grading spread over the connected cluster; on this machine's processors when there is none."""
+    import ray
+
+    return (lambda fn, items: map_tasks(fn, items, num_cpus=1)) if ray.is_initialized() else None
+
+
+if __name__ == "__main__":
+    main(run)

@@ -1,0 +1,57 @@
+"""Joins the training loop to the slice: one process a host runs `gemma_ray.training.loop.train`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from gemma_ray.recipe import Recipe
+from gemma_ray.training.config import TrainConfig
+from raycluster.slices import Slice
+from raycluster.trainer import run_spmd, send_report
+from workloads.progress import Progress
+
+RESTARTS = 3
+
+
+def train_on(
+    hardware: Slice,
+    recipe: Recipe,
+    model: Path,
+    data: Path,
+    out: Path,
+    settings: TrainConfig,
+    seq_len: int,
+    made_from: str,
+    progress: Progress,
+    name: str,
+) -> dict[str, Any]:
+    """Train on the slice, into `out`/checkpoints and `out`/metrics.jsonl; returns TrainResult's fields. Continues from the newest checkpoint."""
+    job = {
+        "model": model.absolute(),
+        "data": data.absolute(),
+        "checkpoints": (out / "checkpoints").absolute(),
+        "metrics": (out / "metrics.jsonl").absolute(),
+        "dtype": recipe.model.dtype,
+        "seq_len": seq_len,
+        "mesh": recipe.mesh,
+        "train": settings,
+        "lora": recipe.lora,
+        "made_from": made_from,
+    }
+
+    def show(report: dict[str, Any]) -> None:
+        note = f"loss {report['loss']:.3f}  {report['tokens_per_s']:,.0f} tokens/s"
+        progress.update("steps", report["step"], report["steps"], note)
+
+    progress.note(f"   starting {hardware.hosts} JAX process(es) × {hardware.devices_per_host} device(s)")
+    return run_spmd(train_worker, job, hardware, name=name, storage=out / ".ray", max_failures=RESTARTS, on_report=show)
+
+
+def train_worker(job: dict[str, Any]) -> dict[str, Any]:
+    """What each process of the mesh runs."""
+    import dataclasses
+
+    from gemma_ray.training.loop import TrainJob, train
+
+    return dataclasses.asdict(train(TrainJob(**job), send_report))
