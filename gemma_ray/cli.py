@@ -15,13 +15,19 @@ from typing import Annotated, Any
 import typer
 
 app = typer.Typer(
-    no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None, help="Fine-tune, serve and evaluate Gemma 4 on Ray."
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    help="Fine-tune, serve and evaluate Gemma 4 on Ray.",
 )
 data = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Training data: prepare it, look at it.")
 app.add_typer(data, name="data")
 
 RecipeArgument = Annotated[str, typer.Argument(metavar="RECIPE", help="YAML file, or the name of a shipped recipe")]
-SetOption = Annotated[list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override a key of the recipe; may be repeated")]
+SetOption = Annotated[
+    list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override a key of the recipe; may be repeated")
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout and nothing else there")]
 DebugOption = Annotated[bool, typer.Option("--debug", help="Show tracebacks")]
 UrlOption = Annotated[str | None, typer.Option("--url", help="Any OpenAI-compatible endpoint, instead of one of this run's own")]
@@ -151,7 +157,9 @@ def verify(recipe: RecipeArgument, overrides: SetOption = None, as_json: JsonOpt
 @app.command()
 def serve(
     recipe: RecipeArgument,
-    blocking: Annotated[bool, typer.Option("--blocking/--no-blocking", help="Stay until Ctrl-C, or return once the endpoint is ready")] = True,
+    blocking: Annotated[
+        bool, typer.Option("--blocking/--no-blocking", help="Stay until Ctrl-C, or return once the endpoint is ready")
+    ] = True,
     stop: Annotated[bool, typer.Option("--stop", help="End the application that --no-blocking left running")] = False,
     base: Annotated[bool, typer.Option("--base", help="Serve the base model too")] = False,
     overrides: SetOption = None,
@@ -165,8 +173,8 @@ def serve(
 
         loaded = _load(recipe, overrides)
         if stop:
-            stage.stop(loaded)
-            _show(as_json, {"stopped": True}, "stopped")
+            log = stage.stop(loaded)
+            _show(as_json, {"stopped": log is not None}, f"stopped; its log: {log}" if log else "nothing was running")
         elif blocking:
             stage.run(loaded, Progress(), base=base)
         else:
@@ -193,9 +201,9 @@ def evaluate(
         from workloads.progress import Progress
 
         summary = stage.run(_load(recipe, overrides), Progress(), of=BASE if base else TUNED, samples=samples, url=url, model=model)
-        _show(as_json, summary.to_json(), summary.text())
-        if summary.harness_errors:
-            sys.stderr.write(f"error: {summary.harness_errors} samples could not be graded; see harness_error in results.jsonl\n")
+        _show(as_json, summary, stage.text(summary))
+        if summary["harness_errors"]:
+            sys.stderr.write(f"error: {summary['harness_errors']} samples could not be graded; see harness_error in results.jsonl\n")
             raise SystemExit(1)
 
 
@@ -252,3 +260,7 @@ def _load(recipe: str, overrides: list[str] | None) -> Any:
 
 def _show(as_json: bool, result: Any, text: str) -> None:
     sys.stdout.write((json.dumps(result, indent=2, default=str) if as_json else text) + "\n")
+
+
+if __name__ == "__main__":
+    main()

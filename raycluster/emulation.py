@@ -162,9 +162,12 @@ def _remove_abandoned() -> None:
 
 @contextlib.contextmanager
 def _ray_folder(folder: Path) -> Iterator[None]:
-    """Keep Ray's files, among them the address that `address='auto'` reads, in `folder`; every process started here inherits its name."""
-    names = {"RAY_TMPDIR": str(folder), "RAY_USAGE_STATS_ENABLED": "0"}
-    with environment(names):
+    """Keep Ray's files, among them the address that `address='auto'` reads, in `folder`; every process started here inherits its name.
+
+    They also inherit where this program imports from: what it can import, a worker can.
+    """
+    imports = os.pathsep.join(entry for entry in sys.path if entry)
+    with environment({"RAY_TMPDIR": str(folder), "RAY_USAGE_STATS_ENABLED": "0", "PYTHONPATH": imports}):
         yield
 
 
@@ -220,7 +223,8 @@ def _exit_on_sigterm(signum: int, frame: object) -> None:
 def _sigterm_kept() -> Iterator[Callable[[], object]]:
     """Yield a function that puts SIGTERM's handler back; each Ray node installs one that takes down that node only.
 
-    Where the program had none, SIGTERM becomes SystemExit, so that the stack unwinds and the whole cluster goes down.
+    Where the program had none, SIGTERM becomes SystemExit, so that the stack unwinds and the whole cluster goes down. Status 143, or 1 when
+    it comes in the middle of `ray.get`, which makes 1 of every exit.
     """
     before = signal.getsignal(signal.SIGTERM)
     wanted = before if callable(before) else _exit_on_sigterm

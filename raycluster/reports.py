@@ -3,12 +3,11 @@
     worker: send_report(dict)  ->  mailbox (a Ray actor beside the driver)  ->  driver thread  ->  on_report(dict)
 
 A worker never waits: it hands the dictionary to Ray and goes on. Before its function returns it waits once, for the last report to have
-arrived, so none is lost. The driver's thread asks for new ones and is answered as soon as there are any. One worker's stay in order.
+arrived, so none is lost. The driver's thread asks for new ones a few times a second. Those of one worker stay in order.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import threading
 from collections.abc import Callable, Iterator
@@ -18,30 +17,21 @@ import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-# How long one question of the driver stays open when there is nothing to tell.
-POLL_S = 2.0
+POLL_S = 0.2
 FLUSH_S = 10.0
 
 
 class _Mailbox:
-    """The actor; asynchronous, so that a waiting reader does not hold up writers."""
+    """The actor. It does one call at a time: only such an actor takes a caller's calls in order, Ray's asynchronous ones do not."""
 
     def __init__(self) -> None:
         self._reports: list[dict[str, Any]] = []
-        self._arrived = asyncio.Event()
 
-    async def put(self, report: dict[str, Any]) -> None:
+    def put(self, report: dict[str, Any]) -> None:
         self._reports.append(report)
-        self._arrived.set()
 
-    async def wake(self) -> None:
-        self._arrived.set()
-
-    async def take(self, wait_s: float) -> list[dict[str, Any]]:
-        with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self._arrived.wait(), wait_s)
+    def take(self) -> list[dict[str, Any]]:
         reports, self._reports = self._reports, []
-        self._arrived.clear()
         return reports
 
 
@@ -92,16 +82,16 @@ def delivery(on_report: Callable[[dict[str, Any]], None] | None) -> Iterator[Out
         return
     here = ray.get_runtime_context().get_node_id()
     placement = NodeAffinitySchedulingStrategy(here, soft=False)
-    mailbox: Any = ray.remote(_Mailbox).options(num_cpus=0, max_concurrency=1000, scheduling_strategy=placement).remote()
+    mailbox: Any = ray.remote(_Mailbox).options(num_cpus=0, scheduling_strategy=placement).remote()
     stop, failures = threading.Event(), list[BaseException]()
 
     def deliver() -> None:
         try:
-            while not stop.is_set():
-                for report in ray.get(mailbox.take.remote(POLL_S)):
+            over = False
+            while not over:
+                over = stop.wait(POLL_S)  # what arrived before the end is taken once more after it
+                for report in ray.get(mailbox.take.remote()):
                     on_report(report)
-            for report in ray.get(mailbox.take.remote(0)):
-                on_report(report)
         except RayError:  # the cluster went away under us: the run's own error says so
             return
         except Exception as e:
@@ -113,8 +103,7 @@ def delivery(on_report: Callable[[dict[str, Any]], None] | None) -> Iterator[Out
         yield Outlet(mailbox)
     finally:
         stop.set()
-        mailbox.wake.remote()
-        thread.join(timeout=2 * POLL_S + FLUSH_S)
+        thread.join(timeout=FLUSH_S)
         with contextlib.suppress(RayError):
             ray.kill(mailbox)
     if failures:

@@ -15,9 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import signal
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +33,8 @@ Program = Callable[[dict[str, Any]], Any]
 TRAIN_ENVIRONMENT = {"RAY_CHDIR_TO_TRIAL_DIR": "0", "RAY_TRAIN_METRICS_ENABLED": "0"}
 # On one machine nobody preempts a node, and a poll costs nothing: a run ends, and a dead worker is seen, up to 2 s sooner.
 LOCAL_ENVIRONMENT = {"RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0", "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2"}
+# How long Ctrl-C waits for the workers to stop in good order.
+ABORT_S = 10.0
 
 
 def run_spmd(
@@ -106,9 +106,11 @@ def _trainer(program: Program, config: dict[str, Any], slice: Slice, name: str, 
         topology=slice.topology,
         accelerator_type=slice.accelerator_type,
     )
+    arguments: dict[str, Any] = {"train_loop_config": call, "scaling_config": scaling, "run_config": run}
     if slice.resource == "CPU":
-        return DataParallelTrainer(_worker, train_loop_config=call, backend_config=CpuJaxConfig(), scaling_config=scaling, run_config=run)
-    return JaxTrainer(_worker, train_loop_config=call, scaling_config=scaling, run_config=run)
+        kind = type("CpuTrainer", (_Interruptible, DataParallelTrainer), {})
+        return kind(_worker, backend_config=CpuJaxConfig(), **arguments)
+    return type("SliceTrainer", (_Interruptible, JaxTrainer), {})(_worker, **arguments)
 
 
 def _worker(call: dict[str, Any]) -> Any:
@@ -125,17 +127,20 @@ def _worker(call: dict[str, Any]) -> Any:
 
 def _fit(trainer: Any) -> Any:
     """Run a Ray trainer; its errors come out as RemoteError."""
-    from ray.train import ControllerError, TrainingFailedError, WorkerGroupError
+    from ray.exceptions import RayError
+    from ray.train import TrainingFailedError, WorkerGroupError
 
     try:
-        with _own_interrupt():
-            return trainer.fit().return_value
+        return trainer.fit().return_value
+    except KeyboardInterrupt:
+        trainer.stop()
+        raise
     except WorkerGroupError as e:
         raise _first_cause(e.worker_failures) from None
-    except ControllerError as e:
-        raise RemoteError("the workers did not start", str(e.controller_failure), None, str(e)) from None
-    except TrainingFailedError as e:
-        raise RemoteError(type(e).__name__, str(e), None, str(e)) from None
+    except (TrainingFailedError, RayError) as e:
+        # The controller has tried as often as it may: its last line is the cause, and an exit code ends it here.
+        cause = str(e).strip().rpartition("\n")[2].strip()
+        raise RemoteError(type(e).__name__, f"the workers did not start: {cause}", 1, str(e)) from None
 
 
 def _first_cause(failures: dict[int, Exception]) -> RemoteError:
@@ -151,20 +156,24 @@ def _first_cause(failures: dict[int, Exception]) -> RemoteError:
     return [*deliberate, *deaths, *raised][0]
 
 
-@contextlib.contextmanager
-def _own_interrupt() -> Iterator[None]:
-    """Make Ctrl-C stop the workers and then raise KeyboardInterrupt.
+class _Interruptible:
+    """Mixin for Ray's trainers: Ctrl-C raises KeyboardInterrupt here, as everywhere in Python, and `stop` ends the workers.
 
-    Ray Train's handler stops them too, but leaves with exit status 0 and stays installed after the run.
+    Ray Train's own handler leaves with exit status 1 and no exception, and stays installed after the run.
     """
-    main = threading.current_thread() is threading.main_thread()
-    before = signal.getsignal(signal.SIGINT) if main else None
-    try:
-        yield
-    except SystemExit as e:
-        if e.code:  # SIGTERM, or the program's own
-            raise
-        raise KeyboardInterrupt from None
-    finally:
-        if main:
-            signal.signal(signal.SIGINT, before)
+
+    controller: Any = None
+
+    def _register_sigint_handler(self, controller: Any) -> None:
+        self.controller = controller
+
+    def stop(self) -> None:
+        import ray
+        from ray.exceptions import RayError
+
+        if self.controller is None:
+            return
+        with contextlib.suppress(RayError):  # an aborted controller ends itself, which its caller sees as an error
+            ray.get(self.controller.abort.remote(), timeout=ABORT_S)
+        with contextlib.suppress(RayError):
+            ray.kill(self.controller)

@@ -1,6 +1,6 @@
 """The base model: a folder of the user's, or the built-in one, trained here from nothing on raw Verilog and kept in the cache.
 
-    raw modules ─► tokenizer ─► random weights ─► rows of text ─► full-parameter training on the slice ─► export ─► cache/models/NAME
+raw modules ─► tokenizer ─► random weights ─► rows of text ─► full-parameter training on the slice ─► export ─► cache/models/NAME
 """
 
 from __future__ import annotations

@@ -22,12 +22,14 @@ def run(recipe: Recipe, progress: Progress, *, url: str | None = None, model: st
     def work() -> None:
         words = Tokenizer(base_model(recipe, progress)).ordinary_ids()
         with endpoint(recipe, progress, TUNED, url, model) as target:
+            assert target.url is not None
             benchmark(
                 recipe.bench,
                 paths.bench,
                 url=target.url,
                 model=target.model,
                 token_ids=words,
+                made_from=None if url else _made_from(recipe, progress),
                 progress=lambda done, total, what: progress.update(what, done, total),
             )
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import logging
+import os
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +16,10 @@ Run = Callable[[Recipe, Progress], Any]
 
 
 def main(run: Run) -> None:
-    """Read the recipe from the command line and run a stage. Exit codes are those of `gemma-ray`: 1 the work failed, 2 the input was wrong."""
+    """Read the recipe from the command line and run a stage.
+
+    Exit codes are those of `gemma-ray`: 1 the work failed, 2 the input was wrong.
+    """
     parser = argparse.ArgumentParser(description=sys.modules["__main__"].__doc__)
     parser.add_argument("recipe", help="YAML file, or the name of a shipped recipe")
     parser.add_argument("--set", action="append", default=[], metavar="section.key=value", dest="overrides", help="override a key")
@@ -31,7 +36,8 @@ class reported:  # noqa: N801 - reads as a word in `with reported(debug):`
         self.debug = debug
 
     def __enter__(self) -> None:
-        return None
+        if not self.debug:
+            quiet_libraries()
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         if error is None or isinstance(error, SystemExit) or self.debug:
@@ -46,3 +52,11 @@ class reported:  # noqa: N801 - reads as a word in `with reported(debug):`
         first = (str(error).strip() or "no message").splitlines()[0]
         sys.stderr.write(f"error: unexpected {type(error).__name__}: {first}\nRun again with --debug for the traceback\n")
         raise SystemExit(1) from None
+
+
+def quiet_libraries() -> None:
+    """Keep routine messages of libraries off the terminal; their errors still come through."""
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    for name in ("httpx", "ray.data", "ray.train", "absl"):
+        logging.getLogger(name).setLevel(logging.ERROR)

@@ -9,8 +9,9 @@ from pathlib import Path
 
 from gemma_ray.errors import ModelError
 from gemma_ray.recipe import Recipe
-from gemma_ray.serving.application import ServedModel, serve_models
-from gemma_ray.serving.background import running
+from gemma_ray.serving.application import Endpoint, serve_models
+from gemma_ray.serving.background import announce, running
+from gemma_ray.serving.deployment import ServedModel
 from workloads.base import base_model
 from workloads.progress import Progress
 from workloads.stage import cluster, run_paths
@@ -32,6 +33,11 @@ def state_file(recipe: Recipe) -> Path:
     return run_paths(recipe).root / "serve.json"
 
 
+def log_file(recipe: Recipe) -> Path:
+    """Where a background application writes."""
+    return run_paths(recipe).root / "logs" / "serve.log"
+
+
 def served_models(recipe: Recipe, progress: Progress, names: tuple[str, ...]) -> list[ServedModel]:
     """The models by name. Raises ModelError when the tuned one is not exported yet."""
     models = []
@@ -41,6 +47,16 @@ def served_models(recipe: Recipe, progress: Progress, names: tuple[str, ...]) ->
             raise ModelError(f"{folder}: no exported model; run `gemma-ray convert` first")
         models.append(ServedModel(name, folder.absolute()))
     return models
+
+
+@contextmanager
+def announced(recipe: Recipe, served: Endpoint) -> Iterator[None]:
+    """Let other commands, and the stages of this process, find an endpoint of this run for the time of the block."""
+    announce(state_file(recipe), served, log_file(recipe))
+    try:
+        yield
+    finally:
+        state_file(recipe).unlink(missing_ok=True)
 
 
 @contextmanager

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from gemma_ray.artifacts import fingerprint
-from gemma_ray.evaluation.evaluate import EvalSummary, evaluate, read_summary
+from gemma_ray.artifacts import fingerprint, read_json
+from gemma_ray.evaluation.evaluate import GradeMap, evaluate
 from gemma_ray.models.fingerprint import model_fingerprint
 from gemma_ray.recipe import Recipe
 from raycluster.placement import map_tasks
@@ -27,11 +26,11 @@ def run(
     samples: Path | None = None,
     url: str | None = None,
     model: str | None = None,
-) -> EvalSummary:
-    """Write RUN/eval (RUN/eval-base for the base model) and return its summary.
+) -> dict[str, Any]:
+    """Write RUN/eval (RUN/eval-base for the base model) and return its summary.json.
 
-    The model is the run's own, served for the while unless it already is. With `url` it is whatever that endpoint serves under `model`; with
-    `samples` nothing is sampled, only graded.
+    The model is the run's own, served for the while unless it already is. With `url` it is whatever that endpoint serves under `model`;
+    with `samples` nothing is sampled, only graded.
     """
     out, stage = _place(recipe, of)
     dataset = problems_folder(recipe, progress)
@@ -55,7 +54,7 @@ def run(
             work()
     else:
         once(recipe, stage, _made_from(recipe, progress, of, dataset), out / "summary.json", work, progress)
-    return read_summary(out)
+    return read_json(out / "summary.json")
 
 
 def pending(recipe: Recipe, progress: Progress, of: str) -> bool:
@@ -84,7 +83,22 @@ def _made_from(recipe: Recipe, progress: Progress, of: str, dataset: Path) -> li
     return [_weights(recipe, progress, of), recipe.eval.model_dump(mode="json"), fingerprint(files)]
 
 
-def _grade_map() -> Callable[[Callable[[Any], Any], Iterable[Any]], Iterator[Any]] | None:
+def text(summary: dict[str, Any]) -> str:
+    """A summary for people, one line a figure."""
+    lines = [
+        f"{summary['problems']} problems × {summary['samples_per_problem']} samples, {summary['simulator']}, sandbox: {summary['sandbox']}"
+    ]
+    for key in ("pass@1", "pass@5"):
+        if summary[key]:
+            low, high = summary[key]["ci95"]
+            lines.append(f"{key} {summary[key]['value']:.1%} (95 % interval {low:.1%} to {high:.1%})")
+    lines.append("verdicts: " + ", ".join(f"{verdict} {count}" for verdict, count in summary["verdicts"].items()))
+    if summary["set_aside"]:
+        lines.append("cannot pass here: " + "; ".join(f"{p['task_id']} ({p['reason']})" for p in summary["set_aside"]))
+    return "\n".join(lines)
+
+
+def _grade_map() -> GradeMap | None:
     """Grading spread over the connected cluster; on this machine's processors when there is none."""
     import ray
 

@@ -53,7 +53,13 @@ class Progress:
             from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
             from rich.progress import Progress as RichProgress
 
-            columns = (TextColumn("   {task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.fields[note]}"))
+            columns = (
+                TextColumn("   {task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TimeRemainingColumn(),
+                TextColumn("{task.fields[note]}"),
+            )
             self._bar = RichProgress(*columns, console=Console(stderr=True), transient=False)
             self._bar.start()
         if what not in self._tasks:

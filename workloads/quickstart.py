@@ -10,11 +10,10 @@ from pathlib import Path
 from gemma_ray.errors import ToolError
 from gemma_ray.recipe import Recipe
 from gemma_ray.serving.application import serve_models
-from gemma_ray.serving.background import announce
 from raycluster.doctor import diagnose
 from workloads import bench, convert, eval, report, train, verify
 from workloads.command import main
-from workloads.endpoint import BASE, TUNED, served_models, state_file
+from workloads.endpoint import BASE, TUNED, announced, served_models
 from workloads.progress import Progress
 from workloads.stage import cluster, preflight, timed
 
@@ -40,7 +39,7 @@ def measure(recipe: Recipe, progress: Progress) -> None:
     models = served_models(recipe, progress, (BASE, TUNED))
     with timed(recipe, "serve", progress):
         application = serve_models(models, recipe.serve)
-    with application as served, announce(state_file(recipe), served):
+    with application as served, announced(recipe, served):
         eval.run(recipe, progress, of=BASE)
         eval.run(recipe, progress, of=TUNED)
         bench.run(recipe, progress)

@@ -28,7 +28,9 @@ def run(recipe: Recipe, progress: Progress) -> StepMetrics:
         made_from = trained_from(recipe, base, manifest)
 
         def work() -> None:
-            train_on(hardware, recipe, base, paths.data, paths.root, recipe.train, recipe.data.max_seq_len, made_from, progress, name="train")
+            train_on(
+                hardware, recipe, base, paths.data, paths.root, recipe.train, recipe.data.max_seq_len, made_from, progress, name="train"
+            )
 
         artifact = paths.checkpoints / str(recipe.train.steps)
         once(recipe, "train", [made_from, recipe.train.steps], artifact, work, progress)
@@ -36,7 +38,7 @@ def run(recipe: Recipe, progress: Progress) -> StepMetrics:
 
 
 def trained_from(recipe: Recipe, base: Path, manifest: Manifest) -> str:
-    """Fingerprint of what the weights follow from. How long, how often saved and on how many devices is not part of it: those may change midway."""
+    """Fingerprint of what the weights follow from. Not part of it: how long, how often saved, on how many devices; those may change midway."""
     settings = recipe.train.model_dump(mode="json", exclude={"steps", "checkpoint_every", "keep_checkpoints", "remat"})
     return fingerprint([settings, recipe.lora.model_dump(mode="json"), recipe.model.dtype, model_fingerprint(base), manifest.fingerprint()])
 

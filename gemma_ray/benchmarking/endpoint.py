@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 from dataclasses import dataclass
 from typing import Any
 
-import httpx
+import aiohttp
 
 from gemma_ray.errors import InputError
 
@@ -30,27 +32,20 @@ class Endpoint:
     def completions(self) -> str:
         return f"{self.base}/v1/completions"
 
-    def client(self) -> httpx.AsyncClient:
-        """A client without a limit on connections: a limit would queue requests here and close the loop."""
+    def client(self) -> aiohttp.ClientSession:
+        """A client without a limit on connections: a limit would queue requests here and close the loop. Call it in the event loop."""
         headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {self.api_key}"} if self.api_key else {})
-        return httpx.AsyncClient(headers=headers, timeout=None, limits=httpx.Limits(max_connections=None, max_keepalive_connections=None))
+        connections = aiohttp.TCPConnector(limit=0)
+        return aiohttp.ClientSession(headers=headers, connector=connections, timeout=aiohttp.ClientTimeout(total=None), trust_env=True)
 
-    async def resolve(self, client: httpx.AsyncClient) -> tuple[str, int | None]:
+    async def resolve(self, client: aiohttp.ClientSession) -> tuple[str, int | None]:
         """The model's name, that of the only one served where none was asked for; and how many tokens a prompt and its answer may have.
 
         The limit is None when /v1/models does not tell. vLLM tells in `max_model_len`, Ray Serve LLM in
         `metadata.max_request_context_length`. Raises InputError when the server cannot be reached, is not OpenAI-compatible, or does not
         serve the model.
         """
-        try:
-            response = await client.get(f"{self.base}/v1/models", timeout=30.0)
-        except (httpx.HTTPError, httpx.InvalidURL) as e:
-            raise InputError(f"nothing answers at {self.base} ({type(e).__name__}: {e}). Start a server, or give --url") from e
-        if response.status_code in (401, 403):
-            raise InputError(f"{self.base} refuses access (HTTP {response.status_code}): give an API key")
-        if response.status_code != 200:
-            raise InputError(f"{self.base}/v1/models answers HTTP {response.status_code}: not an OpenAI-compatible endpoint, or not ready")
-        served = _served_models(response)
+        served = await self._served_models(client)
         names = ", ".join(sorted(served)) or "nothing"
         if self.model is None and len(served) != 1:
             raise InputError(f"{self.base} serves {names}: say which with --model")
@@ -60,9 +55,18 @@ class Endpoint:
         card = served[model]
         return model, card.get("max_model_len") or (card.get("metadata") or {}).get("max_request_context_length")
 
-
-def _served_models(response: httpx.Response) -> dict[str, dict[str, Any]]:
-    try:
-        return {card["id"]: card for card in response.json()["data"]}
-    except (ValueError, LookupError, TypeError) as e:
-        raise InputError(f"{response.url}: not an OpenAI list of models") from e
+    async def _served_models(self, client: aiohttp.ClientSession) -> dict[str, dict[str, Any]]:
+        try:
+            async with asyncio.timeout(30.0), client.get(f"{self.base}/v1/models") as response:
+                status, body = response.status, await response.read()
+        except (aiohttp.ClientError, TimeoutError, ValueError) as e:
+            reason = str(e).split(" ssl:")[0]  # aiohttp adds its TLS settings, also to plain http
+            raise InputError(f"nothing answers at {self.base} ({type(e).__name__}: {reason}). Start a server, or give --url") from e
+        if status in (401, 403):
+            raise InputError(f"{self.base} refuses access (HTTP {status}): give an API key")
+        if status != 200:
+            raise InputError(f"{self.base}/v1/models answers HTTP {status}: not an OpenAI-compatible endpoint, or not ready")
+        try:
+            return {card["id"]: card for card in json.loads(body)["data"]}
+        except (ValueError, LookupError, TypeError) as e:
+            raise InputError(f"{self.base}/v1/models: not an OpenAI list of models") from e

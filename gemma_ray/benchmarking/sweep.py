@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
+import aiohttp
 import numpy as np
 
 from gemma_ray.artifacts import fingerprint, read_json, write_json
@@ -80,7 +80,7 @@ async def _sweep(config: BenchConfig, out: Path, endpoint: Endpoint, ids: np.nda
 class _Sweep:
     config: BenchConfig
     out: Path
-    client: httpx.AsyncClient
+    client: aiohttp.ClientSession
     endpoint: Endpoint
     model: str
     ids: np.ndarray

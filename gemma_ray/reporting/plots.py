@@ -213,13 +213,14 @@ def _limits(values: Sequence[float]) -> tuple[bool, float, float]:
 
 
 def _scale(ax: Axes, limits: tuple[bool, float, float]) -> None:
-    from matplotlib.ticker import FuncFormatter, NullFormatter
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
     logarithmic, bottom, top = limits
     if logarithmic:
         ax.set_yscale("log")
+        ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        ax.yaxis.set_minor_locator(NullLocator())
         ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        ax.yaxis.set_minor_formatter(NullFormatter())
     ax.set_ylim(bottom, top)
 
 

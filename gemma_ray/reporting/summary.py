@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from gemma_ray.reporting.blocks import NOT_RUN
 from gemma_ray.reporting.sources import Run
-from gemma_ray.reporting.units import count, interval, milliseconds, percent
+from gemma_ray.reporting.units import NBSP, count, interval, milliseconds, percent
 from gemma_ray.reporting.views import BenchCell, PassAtK
 
 
@@ -116,7 +116,7 @@ def _pass_figure(run: Run) -> Figure:
         assert only is not None
         ci = f"95 % CI {interval(only.ci95)}, " if only.ci95 else ""
         return Figure("Held-out pass@1", percent(only.value), f"{ci}{when}")
-    detail = f"95 % CI {interval(before.ci95)} → {interval(after.ci95)}" if before.ci95 and after.ci95 else ""
+    detail = f"95 % CI {interval(before.ci95).removesuffix(f'{NBSP}%')} → {interval(after.ci95)}" if before.ci95 and after.ci95 else ""
     tone = {"raised": "good", "lowered": "bad"}.get(movement(before, after), "plain") if comparable(run) else "plain"
     return Figure("Held-out pass@1, before → after", f"{percent(before.value)} → {percent(after.value)}", detail, tone)
 

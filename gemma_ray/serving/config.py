@@ -21,7 +21,7 @@ class ServeConfig(Section):
     topology: str | None = Field(default=None, pattern=r"^\d+(x\d+){1,2}$", description="TPU topology of one replica, such as 2x4")
     min_replicas: int = Field(default=1, ge=0, description="of each model; 0 = scale to zero")
     max_replicas: int = Field(default=1, ge=1, description="of each model")
-    target_ongoing_requests: float = Field(default=32.0, gt=0, description="requests in flight on a replica at which the autoscaler adds one")
+    target_ongoing_requests: float = Field(default=32.0, gt=0, description="requests in flight at which a replica gets company")
     max_model_len: int = Field(default=16384, ge=1, description="tokens, prompt and answer together")
     cpus_per_replica: float = Field(default=1.0, gt=0, description="logical CPUs that a replica claims from Ray")
     ready_timeout_s: float = Field(default=1200.0, gt=0)

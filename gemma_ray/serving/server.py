@@ -1,8 +1,8 @@
 """What runs inside the Serve replicas: the engine's server and the front door.
 
 Only replicas and `deployment.build_application` import this module: it pulls in vLLM. It changes Ray Serve LLM in four places: no
-model-download task, no telemetry actor, the CPU worker inside the engine process (these three took two thirds of the CPU time of a start
-on two cores), and a failed start that names its cause.
+model-download task, no telemetry actor, the CPU worker inside the engine process (these three are 30 of the 107 s of CPU that two
+models take to start), and a failed start that names its cause.
 """
 
 from __future__ import annotations

@@ -23,6 +23,7 @@ class StreamServer:
     max_model_len: int | None = 4096
     ray_card: bool = False
     refuse_over: int | None = None
+    refuse_in_stream: bool = False
     fail: str | None = None
     """http500 | cut | error_event | silent"""
     fail_every: int = 1
@@ -73,14 +74,15 @@ class Handler(BaseHTTPRequestHandler):
     def complete(self, body: dict[str, Any], fails: bool) -> None:
         state, prompt, tokens = self.state, body["prompt"], body["max_tokens"]
         if state.refuse_over is not None and len(prompt) + tokens > state.refuse_over:
-            return self.reply(400, {"error": {"message": f"maximum context length is {state.refuse_over} tokens", "code": 400}})
+            refusal = {"error": {"message": f"maximum context length is {state.refuse_over} tokens", "code": 400}}
+            if not state.refuse_in_stream:
+                return self.reply(400, refusal)
+            self.start_stream()
+            self.event(refusal)
+            return self.chunk(b"")
         if fails and state.fail == "http500":
             return self.reply(500, {"detail": "engine is dead"})
-        self.send_response(200)
-        self.send_header("Content-Type", "text/event-stream")
-        self.send_header("Transfer-Encoding", "chunked")
-        self.end_headers()
-        self.chunk(b": keep-alive\n\n")
+        self.start_stream()
         if fails and state.fail == "silent":
             return self.chunk(b"")
         tokens = min(tokens, state.stop_at or tokens)
@@ -101,6 +103,13 @@ class Handler(BaseHTTPRequestHandler):
         with state.lock:
             state.prompts.append(prompt)
         return None
+
+    def start_stream(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        self.chunk(b": keep-alive\n\n")
 
     def event(self, value: Any) -> None:
         self.chunk(b"data: " + json.dumps(value).encode() + b"\n\n")

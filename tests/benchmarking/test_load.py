@@ -79,7 +79,7 @@ def test_nobody_listening_is_a_record():
         url = "http://127.0.0.1:9"
 
     [record] = load(Nowhere())
-    assert record.error is not None and "ConnectError" in record.error and record.status is None
+    assert record.error is not None and "Cannot connect" in record.error and record.status is None
 
 
 def test_arrivals_have_the_rate_asked_and_the_gaps_of_a_poisson_process():

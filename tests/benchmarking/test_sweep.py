@@ -82,9 +82,10 @@ def test_a_context_too_long_is_refused_before_anything_is_sent(server, tmp_path,
     assert not server.bodies and not names(tmp_path)
 
 
-def test_a_refusal_by_a_server_that_does_not_tell_its_limit_names_the_key(server, tmp_path):
-    server.max_model_len, server.refuse_over = None, 34
-    with pytest.raises(InputError, match=r"bench\.contexts: .* 32 tokens: HTTP 400: maximum context length is 34 tokens"):
+@pytest.mark.parametrize("in_stream", [False, True])
+def test_a_refusal_by_a_server_that_does_not_tell_its_limit_names_the_key(server, tmp_path, in_stream):
+    server.max_model_len, server.refuse_over, server.refuse_in_stream = None, 34, in_stream
+    with pytest.raises(InputError, match=r"bench\.contexts: .* 32 tokens: .*maximum context length is 34 tokens"):
         run(server, tmp_path)
     assert len(server.bodies) == 1 and not names(tmp_path)
 

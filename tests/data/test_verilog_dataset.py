@@ -101,7 +101,7 @@ def test_examples_have_the_shape_of_codev_r1(folder: Path):
     for one in examples(folder):
         assert list(one) == ["prompt", "response", "family", "parameters"]
         assert re.fullmatch(
-            r"<think>\n[^<]+\n</think>\n<answer>\n```verilog\nmodule TopModule \(.*endmodule\n```\n</answer>", one["response"], re.DOTALL
+            r"<think>\n[^\n]+\n</think>\n<answer>\n```verilog\nmodule TopModule \(.*endmodule\n```\n</answer>", one["response"], re.DOTALL
         )
 
 

@@ -58,7 +58,7 @@ def test_texts_fit_a_small_model(family: Family):
 def test_texts_are_filled_in_and_consistent(family: Family):
     for p in family.points:
         example = record(family, p, 0)
-        for text in (example["prompt"], example["response"], family.comment(p)):
+        for text in (example["prompt"], example["response"], family.comment(p, 0)):
             assert "$" not in text
             assert "None" not in text
         assert example["response"].count("```verilog\nmodule TopModule (") == 1

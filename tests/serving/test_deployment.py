@@ -63,7 +63,7 @@ def test_the_recipes_engine_arguments_win_over_the_defaults():
     assert arguments == {"enforce_eager": False, "kv_cache_memory_bytes": 1 << 30, "max_num_seqs": 3, "max_model_len": 99}
 
 
-@pytest.mark.parametrize(("cores", "engines", "threads"), [(8, 2, "4"), (2, 2, "1"), (2, 3, "1"), (8, 1, "8")])
-def test_engines_on_a_machine_share_its_cores(monkeypatch: pytest.MonkeyPatch, cores: int, engines: int, threads: str):
+@pytest.mark.parametrize(("cores", "engines", "threads"), [(8, 2, "3"), (2, 2, "1"), (2, 3, "1"), (8, 1, "7"), (2, 1, "1")])
+def test_engines_on_a_machine_share_its_cores_but_one_each(monkeypatch: pytest.MonkeyPatch, cores: int, engines: int, threads: str):
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(cores)))
     assert cpu_environment(engines)["OMP_NUM_THREADS"] == threads

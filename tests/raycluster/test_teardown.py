@@ -1,0 +1,107 @@
+"""A program with an emulated cluster ends in every way that a program can; nothing of it stays."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+PROGRAM = """
+    import os, sys, time
+    from raycluster.emulation import emulated_cluster
+    from raycluster.slices import resolve
+    from raycluster.trainer import run_spmd, send_report
+
+    def train(config):
+        import jax
+        send_report({"devices": jax.device_count(), "folder": os.environ["RAY_TMPDIR"]})
+        time.sleep(config["sleep_s"])
+        return {"processes": jax.process_count()}
+
+    def say(report):
+        sys.stdout.write(f"{report['devices']} {report['folder']}\\n")
+        sys.stdout.flush()
+
+    slice = resolve("v5p", "2x2x1", emulate=True)
+    with emulated_cluster(slice, head_cpus=2, host_cpus=1):
+        result = run_spmd(train, {"sleep_s": float(sys.argv[1])}, slice, name="train", storage=sys.argv[2], on_report=say)
+        sys.stdout.write(f"{result['processes']}\\n")
+        raise RuntimeError("something else went wrong")
+"""
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Start the program; give it and the folder that names its processes once it trains."""
+    program = tmp_path / "program.py"
+    program.write_text(textwrap.dedent(PROGRAM))
+    started = []
+
+    def start(sleep_s):
+        process = subprocess.Popen(
+            [sys.executable, program, str(sleep_s), tmp_path], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=Path.cwd()
+        )
+        started.append(process)
+        assert process.stdout and process.stderr
+        first = process.stdout.readline().split()
+        assert first, process.stderr.read()
+        devices, folder = first
+        assert devices == "4"
+        assert Path(folder).is_dir()
+        return process, folder
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def processes_of(folder):
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get("RAY_TMPDIR") == folder and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+def wait_until_gone(folder, timeout_s):
+    deadline = time.monotonic() + timeout_s
+    while (left := processes_of(folder)) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    return [process.cmdline() for process in left]
+
+
+def test_an_exception_after_a_run_on_one_host_of_four_leaves_nothing(start):
+    process, folder = start(0.5)
+    out, err = process.communicate(timeout=120)
+    assert out == "1\n"
+    assert "RuntimeError: something else went wrong" in err
+    assert processes_of(folder) == []
+    assert not Path(folder).exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_stops_the_training_and_leaves_nothing(start, number):
+    process, folder = start(600)
+    assert processes_of(folder)
+    process.send_signal(number)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode in {signal.SIGINT: [-signal.SIGINT], signal.SIGTERM: [1, 128 + signal.SIGTERM]}[number], err
+    assert processes_of(folder) == []
+    assert not Path(folder).exists()
+
+
+def test_a_killed_program_takes_its_processes_with_it(start):
+    process, folder = start(600)
+    assert processes_of(folder)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    assert wait_until_gone(folder, timeout_s=30) == []
