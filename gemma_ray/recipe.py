@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import yaml
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError, field_validator
 
 from gemma_ray.artifacts import write_text
 from gemma_ray.benchmarking.config import BenchConfig
@@ -35,6 +35,13 @@ class RunConfig(Section):
 
     dir: str = "runs/default"
     cache_dir: str = Field(default="~/.cache/gemma-ray", description="base weights and data that several runs share")
+
+    @field_validator("dir", "cache_dir")
+    @classmethod
+    def _local(cls, folder: str) -> str:
+        if "://" in folder:
+            raise ValueError("artifacts are renamed into place, which only a file system does; name a local or mounted folder")
+        return folder
 
     @property
     def path(self) -> Path:

@@ -46,7 +46,7 @@ def emulated_cluster(
     slice: Slice,
     *,
     head_cpus: int = 8,
-    host_cpus: int = 4,
+    host_cpus: int = 2,
     object_store_bytes: int = 384 << 20,
     dashboard: bool = False,
     log_to_driver: bool = False,

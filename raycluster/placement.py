@@ -5,6 +5,8 @@ A failure comes out as in `run_spmd`: a WorkerError with the function's own mess
 
 from __future__ import annotations
 
+import os
+import socket
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Any, TypeVar
@@ -38,11 +40,12 @@ def map_tasks(fn: Callable[[T], R], items: Iterable[T], num_cpus: float = 1, env
 def _outcomes(fn: Callable[[T], R], items: Iterable[T], num_cpus: float, env: dict[str, str] | None) -> Iterator[R]:
     import ray
 
-    sizes = [node["Resources"].get("CPU", 0) for node in ray.nodes() if node["Alive"]]
-    if max(sizes, default=0) < num_cpus:
-        raise ClusterError(f"num_cpus = {num_cpus:g}: the largest node of the Ray cluster has {max(sizes, default=0):g} CPUs")
-    # One more than fits at once in each place keeps every CPU busy between two answers.
-    window = max(2, int(2 * sum(sizes) / max(num_cpus, 0.1)))
+    nodes = [node for node in ray.nodes() if node["Alive"]]
+    largest = max((node["Resources"].get("CPU", 0) for node in nodes), default=0)
+    if largest < num_cpus:
+        raise ClusterError(f"num_cpus = {num_cpus:g}: the largest node of the Ray cluster has {largest:g} CPUs")
+    # Twice what fits at once keeps every CPU busy between two answers.
+    window = max(2, int(2 * _cpus(nodes) / max(num_cpus, 0.1)))
     options = {"num_cpus": num_cpus, "max_retries": 1, "runtime_env": {"env_vars": env} if env else None}
     task = ray.remote(_guarded).options(**options)
     program, pending = ray.put(fn), iter(items)
@@ -56,6 +59,13 @@ def _outcomes(fn: Callable[[T], R], items: Iterable[T], num_cpus: float, env: di
     finally:
         for reference in running:
             ray.cancel(reference, force=True)
+
+
+def _cpus(nodes: list[dict[str, Any]]) -> float:
+    """CPUs of the cluster; nodes that are all on this machine, as emulated hosts are, have no more than it has."""
+    total = sum(node["Resources"].get("CPU", 0) for node in nodes)
+    here = all(node["NodeManagerHostname"] == socket.gethostname() for node in nodes)
+    return min(total, os.cpu_count() or 1) if here else total
 
 
 def _result(reference: Any) -> Any:

@@ -80,10 +80,8 @@ def wait_for_slice(slice: Slice, timeout_s: float = 0.0) -> None:
         if timeout_s > 0:
             request_resources(bundles=[])
     waited = f" after {timeout_s:.0f} s" if timeout_s > 0 else ""
-    raise ClusterError(
-        f"the Ray cluster does not have {slice.describe()}{waited}. It has: {describe_nodes(ray.nodes())}. "
-        "Add the missing hosts (`gemma-ray cluster render` writes their manifests), or choose what is there"
-    )
+    has = describe_nodes(ray.nodes())
+    raise ClusterError(f"the Ray cluster does not have {slice.describe()}{waited}. It has: {has}. Add the hosts, or choose what is there")
 
 
 def has_slice(slice: Slice, nodes: list[dict[str, Any]]) -> bool:

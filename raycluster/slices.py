@@ -116,9 +116,12 @@ class Slice:
         return f"{self.accelerator.pod_prefix}-{count_chips(self.topology) * self.accelerator.cores_per_chip}"
 
     @property
-    def worker_resources(self) -> dict[str, float]:
-        """Ray resources of the one worker process on each host. A cpu worker takes one CPU whatever its number of devices."""
-        return {"CPU": 1.0} if self.resource == "CPU" else {self.resource: float(self.devices_per_host)}
+    def worker_resources(self) -> dict[str, int]:
+        """Ray resources of the one worker process on each host. A cpu worker takes one CPU whatever its number of devices.
+
+        The numbers are integers: Ray's JAX set-up counts GPUs with `range` (2.60, train/v2/jax/config.py).
+        """
+        return {"CPU": 1} if self.resource == "CPU" else {self.resource: self.devices_per_host}
 
     @property
     def forces_host_devices(self) -> bool:

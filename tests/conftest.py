@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
+from tiny_gemma import write_tiny_gemma
 
 # Read by JAX at its first import, which is later than this file. The tests need a mesh, not speed.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -21,3 +23,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if slow:
         config.hook.pytest_deselected(items=slow)
         items[:] = [item for item in items if not item.get_closest_marker("slow")]
+
+
+@pytest.fixture(scope="session")
+def tiny_gemma(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model folder that tests may read, not change."""
+    return write_tiny_gemma(tmp_path_factory.mktemp("tiny-gemma"))

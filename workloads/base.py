@@ -13,7 +13,7 @@ from pathlib import Path
 from gemma_ray.artifacts import fingerprint, whole_folder
 from gemma_ray.conversion.export import export
 from gemma_ray.data.prepare import prepare_text
-from gemma_ray.data.verilog import raw_verilog
+from gemma_ray.data.verilog import raw_verilog, training_texts
 from gemma_ray.errors import ModelError
 from gemma_ray.models.gemma4 import PRESETS, read_text_config, text_config
 from gemma_ray.models.tiny import write_initial_model
@@ -59,7 +59,9 @@ def _make(recipe: Recipe, preset: str, texts: list[str], target: Path, made_from
     start, data, checkpoints = work / "start", work / "data", work / "checkpoints"
     if not start.is_dir():
         with whole_folder(start) as folder:
-            train_tokenizer(texts, PRESETS[preset]["vocab_size"], folder)
+            # The tokenizer has seen requests, the model has not: it is a base model that can read the words and not do the task.
+            words = training_texts(config.modules, config.seed)
+            train_tokenizer([*texts, *words], PRESETS[preset]["vocab_size"], folder)
             write_initial_model(preset, folder, config.seed)
     if not data.is_dir():
         prepare_text(texts, start, config.seq_len, data)

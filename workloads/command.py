@@ -58,5 +58,5 @@ def quiet_libraries() -> None:
     """Keep routine messages of libraries off the terminal; their errors still come through."""
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    for name in ("httpx", "ray.data", "ray.train", "absl"):
+    for name in ("httpx", "ray.data", "ray.train", "absl", "vllm", "gemma_ray"):
         logging.getLogger(name).setLevel(logging.ERROR)

@@ -26,7 +26,7 @@ def train_on(
     progress: Progress,
     name: str,
 ) -> dict[str, Any]:
-    """Train on the slice, into `out`/checkpoints and `out`/metrics.jsonl, from the newest checkpoint there; returns TrainResult's fields."""
+    """Train on the slice into `out`, from the newest checkpoint there; returns TrainResult's fields."""
     job = {
         "model": model.absolute(),
         "data": data.absolute(),

@@ -38,7 +38,7 @@ def run(recipe: Recipe, progress: Progress) -> StepMetrics:
 
 
 def trained_from(recipe: Recipe, base: Path, manifest: Manifest) -> str:
-    """Fingerprint of what the weights follow from. Not part of it: how long, how often saved, on how many devices; those may change midway."""
+    """Fingerprint of what the weights follow from. How long, how often saved and on how many devices may change midway."""
     settings = recipe.train.model_dump(mode="json", exclude={"steps", "checkpoint_every", "keep_checkpoints", "remat"})
     return fingerprint([settings, recipe.lora.model_dump(mode="json"), recipe.model.dtype, model_fingerprint(base), manifest.fingerprint()])
 

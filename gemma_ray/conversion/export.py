@@ -101,16 +101,21 @@ class _Changes:
             if row.layout.lora is None or a not in self.parameters:
                 return tensors
             self.unused -= {a, b}
-            trained = tuple(
-                w.astype(np.float64) + delta
-                for w, delta in zip(tensors, lora_update(row, self.parameters[a], self.parameters[b], self.scale), strict=True)
-            )
+            deltas = lora_update(row, self.parameters[a], self.parameters[b], self.scale)
+            for name, w, delta in zip(row.hf, tensors, deltas, strict=True):
+                _check_shape(name, w, delta)
+            trained = tuple(w.astype(np.float64) + delta for w, delta in zip(tensors, deltas, strict=True))
         self.changed += len(tensors)
         return tuple(np.ascontiguousarray(new.astype(old.dtype)) for new, old in zip(trained, tensors, strict=True))
 
     def check_all_used(self) -> None:
         if self.unused:
             raise CheckpointError(f"{len(self.unused)} trained parameters went nowhere, the first: {sorted(self.unused)[0]}")
+
+
+def _check_shape(name: str, old: np.ndarray, new: np.ndarray) -> None:
+    if new.shape != old.shape:
+        raise CheckpointError(f"{name}: the checkpoint gives {list(new.shape)}, the base has {list(old.shape)}; they are different models")
 
 
 def _tensors(files: TensorFiles, rows: list[Row], changes: _Changes) -> Iterator[tuple[str, np.ndarray]]:
@@ -122,10 +127,7 @@ def _tensors(files: TensorFiles, rows: list[Row], changes: _Changes) -> Iterator
         before = tuple(files.read(name) for name in names)
         after = changes.apply(row, before)
         for name, old, new in zip(names, before, after, strict=True):
-            if new.shape != old.shape:
-                raise CheckpointError(
-                    f"{name}: the checkpoint gives {list(new.shape)}, the base has {list(old.shape)}; they are different models"
-                )
+            _check_shape(name, old, new)
             yield name, new
     for name in sorted(files.file_of.keys() - owned):
         yield name, files.read(name)

@@ -44,7 +44,8 @@ def prepare(config: DataConfig, source: str, model: Path, out: Path) -> Manifest
         if manifest.rows_kept == 0:
             reasons = ", ".join(f"{reason} {count}" for reason, count in manifest.rows_dropped.items())
             raise DataError(
-                f"data.source = '{source}': all {manifest.rows_read} rows were dropped ({reasons}); data.max_seq_len is {config.max_seq_len}"
+                f"data.source = '{source}': all {manifest.rows_read} rows were dropped ({reasons}); "
+                f"data.max_seq_len is {config.max_seq_len}"
             )
         manifest.write(folder)
     return manifest

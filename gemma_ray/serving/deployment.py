@@ -102,9 +102,10 @@ def engine_arguments(config: ServeConfig) -> dict[str, Any]:
 def whole_prompt_arguments(max_model_len: int) -> dict[str, Any]:
     """Engine arguments under which vLLM takes every prompt in one piece.
 
-    Work-around: when a prompt of a request with a `seed` is cut into chunks, vLLM rewinds the request's random generator by its CUDA offset; a
-    CPU generator has none ("CPU Generator does not use offset"), the engine dies, and every request in flight gets a 500
-    (`vllm/v1/worker/gpu_model_runner.py`, `_bookkeeping_sync`; vLLM 0.31). `tests/serving/test_upstream_seeded_chunks.py` fails once that is mended.
+    Work-around: when a prompt of a request with a `seed` is cut into chunks, vLLM rewinds the request's random generator by its CUDA
+    offset; a CPU generator has none ("CPU Generator does not use offset"), the engine dies, and every request in flight gets a 500
+    (`vllm/v1/worker/gpu_model_runner.py`, `_bookkeeping_sync`; vLLM 0.31). `tests/serving/test_upstream_seeded_chunks.py` fails once that
+    is mended.
     """
     return {"enable_chunked_prefill": False, "max_num_batched_tokens": max(4096, max_model_len)}
 

@@ -23,13 +23,16 @@ REWRITES = {
     "other edge": (r"posedge clk|negedge clk", lambda m: "negedge clk" if m.group().startswith("pos") else "posedge clk"),
     "other reset level": (r"if \((!?)(a?resetn?)\)", lambda m: f"if ({'' if m.group(1) else '!'}{m.group(2)})"),
     "reset waits for the clock": (r" or (pos|neg)edge a?resetn?", lambda m: ""),
-    "reset does not wait for the clock": (r"\(((?:pos|neg)edge clk)\)(\s+if \((!?)(resetn?)\))", lambda m: f"({m[1]} or {'neg' if m[3] else 'pos'}edge {m[4]}){m[2]}"),
+    "reset does not wait for the clock": (
+        r"edge clk\)(\s+if \((!?)(resetn?)\))",
+        lambda m: f"edge clk or {'neg' if m[2] else 'pos'}edge {m[3]}){m[1]}",
+    ),
     "resets to 1": (r"<= 0;", lambda m: "<= 1;"),
     "output one bit wider": (r"output( reg)? \[(\d+):0\]", lambda m: f"output{m.group(1) or ''} [{int(m.group(2)) + 1}:0]"),
     "output one bit narrower": (r"output( reg)? \[(\d+):0\]", lambda m: f"output{m.group(1) or ''} [{int(m.group(2)) - 1}:0]"),
     "inverted": (r"assign (\w+) = (.*);", lambda m: f"assign {m.group(1)} = ~({m.group(2)});"),
     "enable ignored": (r"if \(en\) ", lambda m: ""),
-}  # fmt: skip
+}
 
 
 def passes(log: str) -> bool:

@@ -81,7 +81,6 @@ def test_a_table_entry_that_cannot_be_split_is_refused():
         grid={"width": (1, 2)},
         inputs=lambda p: (inp("a", p["width"]),),
         outputs=lambda p: (out("y", p["width"]),),
-        title="a",
         requests=("pass a.",),
         reasoning="y is a.",
         body=lambda p: "assign y = a;",

@@ -159,7 +159,7 @@ def test_more_cpus_than_a_node_has_are_refused():
 
 
 def test_a_slice_that_the_cluster_lacks_is_refused_with_what_it_has():
-    with pytest.raises(ClusterError, match=r"does not have v6e 2x4.*2 x \(2 TPU, 4 CPU, TPU-V5P, v5p-8\)"):
+    with pytest.raises(ClusterError, match=r"does not have v6e 2x4.*2 x \(2 TPU, 2 CPU, TPU-V5P, v5p-8\)"):
         wait_for_slice(resolve("v6e", "2x4"))
 
 

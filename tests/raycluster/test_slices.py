@@ -82,6 +82,11 @@ def test_what_does_not_exist_is_refused_with_what_does(arguments, said):
     assert "\n" not in str(refused.value)
 
 
+def test_jax_set_up_on_gpus_accepts_the_worker_resources():
+    gpus = resolve("h100", devices_per_host=2).worker_resources["GPU"]
+    assert list(range(gpus)) == [0, 1]  # what ray.train.v2.jax.config does with it
+
+
 def test_a_mesh_that_fits_passes_and_one_that_does_not_names_those_that_do():
     slice = resolve("v5p", "2x2x1")
     check_mesh(slice, 1, 4)

@@ -117,6 +117,12 @@ def heldout(count: int, seed: int) -> list[Problem]:
     return [problem(number, family, p, rng.randrange(len(family.requests))) for number, (family, p) in enumerate(taken, 1)]
 
 
+def training_texts(count: int, seed: int) -> list[str]:
+    """Requests and answers of training points as plain text: what a tokenizer for this data is trained on."""
+    records = [record(*example) for example in training_examples(count, seed)]
+    return [f"{r['prompt']}\n{r['response']}" for r in records]
+
+
 def record(family: Family, p: Params, phrasing: int) -> dict[str, Any]:
     """An example with CodeV-R1's keys `prompt` and `response` (arXiv 2505.24183), and the point it was made from."""
     response = f"<think>\n{family.explanation(p)}\n</think>\n<answer>\n```verilog\n{family.module(p)}\n```\n</answer>"

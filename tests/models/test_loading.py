@@ -1,0 +1,120 @@
+"""Base weights: a Tunix model filled from Hugging Face files computes what transformers computes from them; every gap is an error."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from gemma_ray.errors import ModelError
+from gemma_ray.models.gemma4 import read_text_config
+from gemma_ray.models.loading import TensorFiles, check_complete
+from gemma_ray.models.parameter_map import LAYOUTS, gemma4_rows
+from gemma_ray.training.build import build_model
+from gemma_ray.training.sharding import make_mesh
+
+
+def rewritten(source: Path, target: Path, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Path:
+    shutil.copytree(source, target)
+    (target / "model.safetensors.index.json").unlink()
+    save_file(change(load_file(target / "model.safetensors")), target / "model.safetensors")
+    return target
+
+
+def test_logits_equal_those_of_transformers(tiny_gemma: Path) -> None:
+    import jax
+    import jax.numpy as jnp
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    tokens = np.random.default_rng(0).integers(8, 1024, (4, 160)).astype(np.int32)  # longer than the sliding window of 128
+    oracle: Any = AutoModelForCausalLM.from_pretrained(tiny_gemma, dtype=torch.float32, attn_implementation="eager")
+    with torch.no_grad():
+        expected = oracle(torch.tensor(tokens)).logits.numpy()
+    mesh = make_mesh(4, 2)
+    with mesh, jax.default_matmul_precision("highest"):
+        model: Any = build_model(tiny_gemma, mesh, "float32", lora=None)
+        positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+        mask = jnp.tril(jnp.ones((tokens.shape[1],) * 2, bool))[None]
+        logits, _ = model(jnp.asarray(tokens), positions, None, mask)
+    assert np.abs(np.asarray(logits) - expected).max() < 1e-3
+    assert np.abs(expected).max() > 1  # the comparison is not between zeros
+
+
+@pytest.mark.parametrize(("name", "shape"), [("same", (6, 4)), ("linear", (6, 4)), ("heads", (3, 8, 5)), ("output_heads", (3, 5, 8))])
+def test_a_layout_is_undone_by_its_inverse(name: str, shape: tuple[int, ...]) -> None:
+    parameter = np.random.default_rng(0).standard_normal(shape)
+    (tensor,) = LAYOUTS[name].to_hf(parameter)
+    assert np.array_equal(LAYOUTS[name].to_tunix(tensor, shape=shape), parameter)
+
+
+def test_the_table_names_every_tensor_of_the_files_once(tiny_gemma: Path) -> None:
+    rows = gemma4_rows(read_text_config(tiny_gemma))
+    names = [name for row in rows for name in row.hf]
+    assert len(names) == len(set(names))
+    with TensorFiles(tiny_gemma) as files:
+        assert {f"model.{name}" for name in names} == set(files.file_of)
+    assert not any("layers.5.self_attn.v_proj" in name for name in names)  # the global layer shares K with V
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda t: {k: v for k, v in t.items() if "layers.3.mlp.up_proj" not in k}, "1 tensors are missing.*layers.3.mlp.up_proj"),
+        (lambda t: {**t, "model.layers.9.strange": t["model.norm.weight"]}, "belong to no parameter.*strange"),
+        (lambda t: {f"base.{k}": v for k, v in t.items()}, "not a Gemma 4"),
+        (lambda t: {**t, "model.norm.weight": np.ones(7, np.float32)}, r"model.norm.weight \[7\] does not fit"),
+    ],
+)
+def test_files_that_are_not_the_model_are_refused(
+    tiny_gemma: Path, tmp_path: Path, change: Callable[[dict[str, Any]], dict[str, Any]], message: str
+) -> None:
+    folder = rewritten(tiny_gemma, tmp_path / "model", change)
+    with pytest.raises(ModelError, match=message):
+        build_model(folder, make_mesh(4, 2), "float32", lora=None)
+
+
+def test_the_official_multimodal_names_load_and_towers_are_passed_over(tiny_gemma: Path, tmp_path: Path) -> None:
+    def official(tensors: dict[str, Any]) -> dict[str, Any]:
+        renamed = {k.replace("model.", "model.language_model.", 1): v for k, v in tensors.items()}
+        return {**renamed, "model.vision_tower.patch.weight": np.ones(3, np.float32)}
+
+    folder = rewritten(tiny_gemma, tmp_path / "model", official)
+    with TensorFiles(folder) as files:
+        check_complete(files, gemma4_rows(read_text_config(folder)))
+        assert files.prefix == "model.language_model."
+
+
+def test_a_cut_file_is_refused(tiny_gemma: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_gemma, folder)
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:100_000])
+    with pytest.raises(ModelError, match="not a whole safetensors file"):
+        TensorFiles(folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model_type": "llama"}, "is not Gemma 4"),
+        ({"enable_moe_block": True}, "experts"),
+        ({"num_kv_shared_layers": 2}, "shared KV"),
+    ],
+)
+def test_models_that_cannot_be_trained_are_refused(tiny_gemma: Path, tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    config = json.loads((tiny_gemma / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, **change}))
+    with pytest.raises(ModelError, match=message):
+        read_text_config(tmp_path)
+
+
+def test_a_folder_without_config_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"no config\.json"):
+        read_text_config(tmp_path)

@@ -1,0 +1,163 @@
+"""The training loop on a real mesh: it learns, touches LoRA alone, resumes exactly, and refuses what does not belong together."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gemma_ray.data.prepare import prepare_text
+from gemma_ray.errors import CheckpointError, RecipeError, StageError
+from gemma_ray.training.checkpoints import latest_step, read_checkpoint
+from gemma_ray.training.config import LoraConfig, MeshConfig, TrainConfig
+from gemma_ray.training.loop import TrainJob, train
+from gemma_ray.training.metrics import MetricsFile, StepMetrics, read_metrics
+from gemma_ray.training.sharding import check_mesh, make_mesh, mesh_problems
+
+LENGTH = 32
+
+
+def silent(report: dict[str, object]) -> None:
+    del report
+
+
+@pytest.fixture(scope="module")
+def data(tiny_gemma: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data") / "rows"
+    prepare_text(
+        [f"module m{i} (input [{i}:0] a, output y);\n  assign y = ^a;\nendmodule\n" for i in range(60)], tiny_gemma, LENGTH, folder
+    )
+    return folder
+
+
+def job(model: Path, data: Path, out: Path, steps: int, **settings: object) -> TrainJob:
+    config = TrainConfig.model_validate(
+        {"steps": steps, "batch_size": 8, "learning_rate": 1e-2, "warmup_steps": 2, "checkpoint_every": 3, **settings}
+    )
+    return TrainJob(
+        model=model,
+        data=data,
+        checkpoints=out / "checkpoints",
+        metrics=out / "metrics.jsonl",
+        dtype="float32",
+        seq_len=LENGTH,
+        mesh=MeshConfig(fsdp=4, tp=2),
+        train=config,
+        lora=LoraConfig(rank=4, alpha=8),
+        made_from="these inputs",
+    )
+
+
+@pytest.fixture(scope="module")
+def straight(tiny_gemma: Path, data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of six steps without interruption."""
+    out = tmp_path_factory.mktemp("straight")
+    result = train(job(tiny_gemma, data, out, 6), silent)
+    assert (result.step, result.resumed_from) == (6, 0)
+    return out
+
+
+def test_a_resumed_run_is_the_uninterrupted_run_to_the_last_bit(tiny_gemma: Path, data: Path, straight: Path, tmp_path: Path) -> None:
+    whole = job(tiny_gemma, data, tmp_path, 6)
+
+    class KilledError(Exception):
+        pass
+
+    def stop_after_4(report: dict[str, object]) -> None:
+        if report["step"] == 4:
+            raise KilledError
+
+    with pytest.raises(KilledError):
+        train(whole, stop_after_4)
+    deadline = time.monotonic() + 60  # checkpoints are written in the background
+    while latest_step(whole.checkpoints) != 3 and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert latest_step(whole.checkpoints) == 3
+    with whole.metrics.open("a") as f:
+        f.write('{"step": 5, "lo')  # cut short by the kill
+    assert train(whole, silent).resumed_from == 3
+    expected, found = read_checkpoint(straight / "checkpoints"), read_checkpoint(whole.checkpoints)
+    assert expected.parameters.keys() == found.parameters.keys()
+    assert all(np.array_equal(expected.parameters[name], found.parameters[name]) for name in expected.parameters)
+    losses = [[m.loss for m in read_metrics(path)] for path in (straight / "metrics.jsonl", whole.metrics)]
+    assert losses[0] == losses[1]
+    assert [m.step for m in read_metrics(whole.metrics)] == [1, 2, 3, 4, 5, 6]
+
+
+def test_it_learns_and_a_checkpoint_holds_lora_optimizer_and_data_state(straight: Path) -> None:
+    metrics = read_metrics(straight / "metrics.jsonl")
+    assert metrics[-1].loss < metrics[0].loss - 0.3
+    assert metrics[0].loss_tokens == 8 * (LENGTH - 1)
+    assert metrics[0].grad_norm > 0
+    checkpoint = read_checkpoint(straight / "checkpoints")
+    assert all("_lora_" in name for name in checkpoint.parameters)
+    assert checkpoint.lora == LoraConfig(rank=4, alpha=8)
+    assert sorted(p.name for p in (straight / "checkpoints" / "6").iterdir() if p.is_dir()) == ["model_params", "optimizer_state"]
+    saved = json.loads((straight / "checkpoints" / "6" / "_CHECKPOINT_METADATA").read_text())["custom_metadata"]
+    assert saved["data"] == {"next_index": 6}
+
+
+def test_a_finished_run_is_left_as_it_is(tiny_gemma: Path, data: Path, straight: Path) -> None:
+    before = (straight / "metrics.jsonl").read_bytes()
+    result = train(job(tiny_gemma, data, straight, 6), silent)
+    assert (result.step, result.resumed_from) == (6, 6)
+    assert (straight / "metrics.jsonl").read_bytes() == before
+
+
+def test_checkpoints_of_other_inputs_are_refused(tiny_gemma: Path, data: Path, straight: Path) -> None:
+    other = replace(job(tiny_gemma, data, straight, 8), made_from="other inputs")
+    with pytest.raises(CheckpointError, match="another recipe or other data"):
+        train(other, silent)
+
+
+def test_a_loss_that_is_not_finite_stops_before_it_is_saved(tiny_gemma: Path, data: Path, tmp_path: Path) -> None:
+    broken = job(tiny_gemma, data, tmp_path, 9, learning_rate=1e30, warmup_steps=0)
+    with pytest.raises(StageError, match="loss"):
+        train(broken, silent)
+    assert latest_step(broken.checkpoints) in (None, 1)
+
+
+def test_a_mesh_of_another_number_of_devices_is_refused() -> None:
+    with pytest.raises(RecipeError, match="needs 4 devices; there are 8"):
+        make_mesh(2, 2)
+
+
+# Gemma 4 31B's own numbers: 32 heads, 16 KV heads, 4 global KV heads, hidden size 5376, MLP 21504, vocabulary 262144.
+B31 = {
+    "num_attention_heads": 32,
+    "num_key_value_heads": 16,
+    "num_global_key_value_heads": 4,
+    "intermediate_size": 21504,
+    "hidden_size": 5376,
+    "vocab_size": 262144,
+}
+
+
+def test_tp_8_is_refused_for_31b_because_of_its_global_kv_heads() -> None:
+    assert mesh_problems(B31, 8, fsdp=1, tp=4) == []
+    with pytest.raises(RecipeError, match=r"KV heads of the global layers 4 are not divisible by tp=8.*fsdp=2 tp=4"):
+        check_mesh(B31, 8, fsdp=1, tp=8)
+    with pytest.raises(RecipeError, match=r"train.batch_size 3 is not divisible by fsdp=2"):
+        check_mesh(B31, 3, fsdp=2, tp=4)
+
+
+def test_steps_after_the_checkpoint_are_dropped_from_the_metrics(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    file = MetricsFile(path, 0)
+    for step in range(1, 6):
+        file.append(StepMetrics(step, 1.0, 0.1, 1.0, 10.0, 5, 0.1))
+    MetricsFile(path, 3)
+    assert [m.step for m in read_metrics(path)] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("make", ["nothing", "an empty folder"])
+def test_no_checkpoint_is_an_error_that_says_what_to_run(tmp_path: Path, make: str) -> None:
+    folder = tmp_path / "checkpoints"
+    if make == "an empty folder":
+        folder.mkdir()
+    with pytest.raises(CheckpointError, match="gemma-ray train"):
+        read_checkpoint(folder)
