@@ -49,10 +49,10 @@ def step(config: dict[str, Any]) -> dict[str, Any]:
         placed = place_batch(batch, mesh)
         check_same_batch(batch, placed)
 
-        def loss(adapter: Any, rest: Any) -> Any:
-            return next_token_loss(nnx.merge(graph, adapter, rest), placed["tokens"], placed["loss_mask"], placed["valid"])[0]
+        def loss(adapter: Any, rest: Any, batch: dict[str, Any]) -> Any:
+            return next_token_loss(nnx.merge(graph, adapter, rest), batch["tokens"], batch["loss_mask"], batch["valid"])[0]
 
-        value, gradients = jax.jit(jax.value_and_grad(loss))(lora, rest)
+        value, gradients = jax.jit(jax.value_and_grad(loss))(lora, rest, placed)
         gathered = multihost_utils.process_allgather(gradients, tiled=True)
         tokens = multihost_utils.process_allgather(placed["tokens"], tiled=True)
     leaves = {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(gathered)}

@@ -5,8 +5,8 @@ from __future__ import annotations
 import operator
 
 from gemma_ray.data.verilog.families_logic import WIDTHS
-from gemma_ray.data.verilog.family import Family, inp, out
-from gemma_ray.data.verilog.golden import bits, combinational
+from gemma_ray.data.verilog.family import Family, inp, literal, out
+from gemma_ray.data.verilog.golden import Params, bits, combinational
 
 # name: Verilog, words, value
 _RELATIONS = {
@@ -23,6 +23,11 @@ _SUMS = {
     "reversed": ("b - a", "difference b minus a", lambda a, b: b - a),
     "successor": ("a + b + 1", "sum of a, b and 1", lambda a, b: a + b + 1),
 }
+
+
+def _constant(p: Params) -> str:
+    return literal(p["width"], p["value"])
+
 
 ARITHMETIC: tuple[Family, ...] = (
     Family(
@@ -61,8 +66,8 @@ ARITHMETIC: tuple[Family, ...] = (
         outputs=lambda p: (out("y", p["width"]),),
         requests=("$words.", "drive y with the result: $words.", "$words and output the result on y."),
         reasoning="$width bits hold the result, overflow is dropped.",
-        terms=lambda p: {"words": f"add {p['value']} to a" if p["op"] == "add" else f"subtract {p['value']} from a"},
-        body=lambda p: f"assign y = a {'+' if p['op'] == 'add' else '-'} {p['value']};",
+        terms=lambda p: {"words": f"add {_constant(p)} to a" if p["op"] == "add" else f"subtract {_constant(p)} from a"},
+        body=lambda p: f"assign y = a {'+' if p['op'] == 'add' else '-'} {_constant(p)};",
         model=combinational(lambda p, x: {"y": (x["a"] + (p["value"] if p["op"] == "add" else -p["value"])) & bits(p["width"])}),
     ),
     Family(
@@ -82,13 +87,17 @@ ARITHMETIC: tuple[Family, ...] = (
         inputs=lambda p: (inp("a", p["width"]),),
         outputs=lambda p: (out("y"),),
         requests=(
-            "set y to 1 when a is $words $value, else 0.",
-            "compare a with $value: y is 1 if a is $words $value.",
-            "tell whether a is $words $value.",
+            "set y to 1 when a is $words $constant, else 0.",
+            "compare a with $constant: y is 1 if a is $words $constant.",
+            "tell whether a is $words $constant.",
         ),
-        reasoning="The number is unsigned, so y is a $verilog $value.",
-        terms=lambda p: {"verilog": _RELATIONS[p["relation"]][0], "words": _RELATIONS[p["relation"]][1]},
-        body=lambda p: f"assign y = a {_RELATIONS[p['relation']][0]} {p['value']};",
+        reasoning="The number is unsigned, so y is a $verilog $constant.",
+        terms=lambda p: {
+            "constant": _constant(p),
+            "verilog": _RELATIONS[p["relation"]][0],
+            "words": _RELATIONS[p["relation"]][1],
+        },
+        body=lambda p: f"assign y = a {_RELATIONS[p['relation']][0]} {_constant(p)};",
         model=combinational(lambda p, x: {"y": int(_RELATIONS[p["relation"]][2](x["a"], p["value"]))}),
     ),
     Family(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gemma_ray.data.verilog.family import Family, inp, out, out_reg, vector
+from gemma_ray.data.verilog.family import Family, inp, literal, out, out_reg, vector
 from gemma_ray.data.verilog.golden import Params, Vector, bits, clocked
 from gemma_ray.data.verilog.timing import EDGES, RESETS, always
 
@@ -22,6 +22,14 @@ def _register(p: Params, state: int | None, x: Vector) -> int | None:
 
 def _modulo(p: Params, state: int, x: Vector) -> int:
     return (state + 1) % p["n"] if x.get("en", 1) else state
+
+
+def _last(p: Params) -> str:
+    return literal((p["n"] - 1).bit_length(), p["n"] - 1)
+
+
+def _limit(p: Params) -> str:
+    return literal(p["limit"].bit_length(), p["limit"])
 
 
 def _shift(p: Params, state: int, x: Vector) -> int:
@@ -90,8 +98,8 @@ CLOCKED: tuple[Family, ...] = (
             "count on q from 0 to $last and wrap$when.",
         ),
         reasoning="At $last the next value is 0, else q + 1.",
-        terms=lambda p: {"last": p["n"] - 1, "when": ", only when en is 1" if p["enable"] == "yes" else ""},
-        body=lambda p: always(p, "q", f"(q == {p['n'] - 1}) ? 0 : q + 1", when="en" if p["enable"] == "yes" else None),
+        terms=lambda p: {"last": _last(p), "when": ", only when en is 1" if p["enable"] == "yes" else ""},
+        body=lambda p: always(p, "q", f"(q == {_last(p)}) ? 0 : q + 1", when="en" if p["enable"] == "yes" else None),
         model=clocked(_modulo),
         cycles=lambda p: 2 * p["n"] + 8,
     ),
@@ -101,12 +109,13 @@ CLOCKED: tuple[Family, ...] = (
         inputs=lambda p: (),
         outputs=lambda p: (out_reg("q", p["limit"].bit_length()),),
         requests=(
-            "count up from 0 and stop at $limit.",
-            "implement a counter that stops at $limit.",
-            "count up on q until it is $limit, then hold.",
+            "count up from 0 and stop at $constant.",
+            "implement a counter that stops at $constant.",
+            "count up on q until it is $constant, then hold.",
         ),
-        reasoning="Below $limit q goes up by 1, at $limit it holds.",
-        body=lambda p: always(p, "q", "q + 1", when=f"q < {p['limit']}"),
+        reasoning="Below $constant q goes up by 1, at $constant it holds.",
+        terms=lambda p: {"constant": _limit(p)},
+        body=lambda p: always(p, "q", "q + 1", when=f"q < {_limit(p)}"),
         model=clocked(lambda p, state, x: min(state + 1, p["limit"])),
         cycles=lambda p: p["limit"] + 6,
     ),
@@ -185,11 +194,11 @@ CLOCKED: tuple[Family, ...] = (
         inputs=lambda p: (inp("d"),),
         outputs=lambda p: (out("y"),),
         requests=(
-            "set y when the last $length samples of d were $pattern.",
-            "detect the sequence $pattern on d: y is 1 after it.",
-            "set y to 1 when the last $length bits from d are $pattern.",
+            "set y when the last $length samples of d were $length'b$pattern.",
+            "detect the sequence $length'b$pattern on d: y is 1 after it.",
+            "set y to 1 when the last $length bits from d are $length'b$pattern.",
         ),
-        reasoning="Keep the last $length samples and compare them with $pattern.",
+        reasoning="Keep the last $length samples and compare them with $length'b$pattern.",
         terms=lambda p: {"length": len(p["pattern"])},
         body=_sequence_body,
         model=clocked(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gemma_ray.data.verilog.family import Family, inp, out
+from gemma_ray.data.verilog.family import Family, inp, literal, out
 from gemma_ray.data.verilog.golden import Params, Vector, bits, combinational
 
 WIDTHS = (2, 3, 4, 5, 6, 7, 8, 9, 16, 32)
@@ -159,12 +159,13 @@ LOGIC: tuple[Family, ...] = (
         inputs=lambda p: (inp("sel"), inp("a", p["width"])),
         outputs=lambda p: (out("y", p["width"]),),
         requests=(
-            "drive y with the constant $value when sel is 1, else with a.",
-            "replace a by $value when sel is 1.",
-            "pass a, or $value if sel is 1.",
+            "drive y with the constant $constant when sel is 1, else with a.",
+            "replace a by $constant when sel is 1.",
+            "pass a, or $constant if sel is 1.",
         ),
-        reasoning="sel at 1 picks the constant $value, sel at 0 picks a.",
-        body=lambda p: f"assign y = sel ? {p['value']} : a;",
+        reasoning="sel at 1 picks the constant $constant, sel at 0 picks a.",
+        terms=lambda p: {"constant": literal(p["width"], p["value"])},
+        body=lambda p: f"assign y = sel ? {literal(p['width'], p['value'])} : a;",
         model=combinational(lambda p, x: {"y": p["value"] if x["sel"] else x["a"]}),
     ),
     Family(
@@ -209,11 +210,7 @@ LOGIC: tuple[Family, ...] = (
         valid=lambda p: p["low"] < p["high"] < p["width"],
         inputs=lambda p: (inp("a", p["width"]),),
         outputs=lambda p: (out("y", p["high"] - p["low"] + 1),),
-        requests=(
-            "select bits $high to $low of a.",
-            "drive y with bits $high down to $low of a.",
-            "output the field of a from bit $high to bit $low.",
-        ),
+        requests=("select a[$high:$low].", "drive y with bits a[$high:$low].", "output the field a[$high:$low] of a."),
         reasoning="The field is a[$high:$low].",
         body=lambda p: f"assign y = a[{p['high']}:{p['low']}];",
         model=combinational(lambda p, x: {"y": x["a"] >> p["low"] & bits(p["high"] - p["low"] + 1)}),

@@ -143,6 +143,11 @@ def vector(width: int) -> str:
     return f"[{width - 1}:0] " if width > 1 else ""
 
 
+def literal(width: Any, value: Any) -> str:
+    """`8'd5`. Requests write constants as the answer does: the mark before the digits shows which number to copy."""
+    return f"{width}'d{value}"
+
+
 def check_family(family: Family) -> None:
     """Raise ValueError when a table entry is not one that the rest can work with."""
     if len(family.grid) < 2:
