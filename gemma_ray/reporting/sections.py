@@ -106,11 +106,17 @@ def _pass_table(runs: Sequence[Run]) -> Table:
         row(f"pass@{k}", lambda s, k=k: percent(s.pass_at[k].value) if k in s.pass_at else "–")
         row("95 % interval", lambda s, k=k: (interval(s.pass_at[k].ci95) or "–") if k in s.pass_at else "–")
     row("problems × samples", lambda s: f"{count(s.problems)} × {s.samples_per_problem}")
-    row("dataset", lambda s: s.dataset or "–")
+    row("dataset", lambda s: _end_of_path(s.dataset) if s.dataset else "–")
     row("model", lambda s: s.model or "–")
     row("simulator", lambda s: _words(s.simulator))
     row("set aside", lambda s: _words(s.set_aside) if s.set_aside else "none")
     return Table(columns, body)
+
+
+def _end_of_path(path: str) -> str:
+    """The last two parts of a path, which tell one folder of problems from another; the recipe below has it whole."""
+    parts = path.rstrip("/").split("/")
+    return path if len(parts) <= 2 else f"…/{'/'.join(parts[-2:])}"
 
 
 def _words(value: Any) -> str:

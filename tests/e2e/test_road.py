@@ -23,7 +23,7 @@ SMALLEST = {
     "model.pretrain.steps": 4,
     "model.pretrain.batch_size": 4,
     "model.pretrain.warmup_steps": 1,
-    "train.steps": 6,
+    "train.steps": 40,
     "train.batch_size": 4,
     "train.warmup_steps": 1,
     "train.checkpoint_every": 2,
@@ -43,7 +43,8 @@ SMALLEST = {
 
 def command(*words: str, root: Path) -> list[str]:
     settings = {**SMALLEST, "run.dir": root / "run", "run.cache_dir": root / "cache"}
-    return [sys.executable, "-m", "gemma_ray.cli", *words, *(w for key, value in settings.items() for w in ("--set", f"{key}={value}"))]
+    defaults = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+    return [sys.executable, "-m", "gemma_ray.cli", words[0], *defaults, *words[1:]]
 
 
 def gemma_ray(*words: str, root: Path, code: int = 0) -> subprocess.CompletedProcess[str]:
@@ -61,15 +62,14 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that was killed in the middle of training and then went the whole road."""
     folder = tmp_path_factory.mktemp("road")
     metrics = folder / "run" / "metrics.jsonl"
-    killed = subprocess.Popen(
-        command("train", "quickstart-cpu", "--set", "train.steps=400", root=folder), env=_environment(), stderr=subprocess.DEVNULL
-    )
+    killed = subprocess.Popen(command("train", "quickstart-cpu", root=folder), env=_environment(), stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 300
     while time.monotonic() < deadline and killed.poll() is None and not (folder / "run" / "checkpoints" / "2").is_dir():
         time.sleep(0.2)
     killed.send_signal(signal.SIGKILL)
-    killed.wait()
+    assert killed.wait() == -signal.SIGKILL, "training ended before it was killed"
     assert metrics.exists(), "training did not get to a checkpoint"
+    assert not (folder / "run" / ".stages" / "train.json").exists()
     done = gemma_ray("quickstart", "--json", root=folder)
     assert json.loads(done.stdout)["report"] == str(folder / "run" / "report.html")
     return folder
@@ -81,7 +81,7 @@ def read(path: Path) -> Any:
 
 def test_training_went_on_from_the_last_whole_checkpoint(root: Path) -> None:
     steps = [m.step for m in read_metrics(root / "run" / "metrics.jsonl")]
-    assert steps == list(range(1, 7))
+    assert steps == list(range(1, 41))
 
 
 def test_the_exported_model_is_the_trained_one_in_three_programs(root: Path) -> None:
