@@ -102,11 +102,13 @@ def data_show(
 ) -> None:
     """N prepared examples, every token marked by whether it bears loss (green on a terminal, between ⟦ ⟧ elsewhere)."""
     with _reported(debug):
+        from gemma_ray.data.shards import read_manifest
         from gemma_ray.data.show import marked_text, shown_rows
         from workloads.base import base_model
         from workloads.progress import Progress
 
         loaded = _load(recipe, overrides)
+        read_manifest(loaded.run.path / "data")  # before a base model is made for its tokenizer
         rows = shown_rows(loaded.run.path / "data", base_model(loaded, Progress()), count)
         text = "\n\n".join(marked_text(row, color=sys.stdout.isatty()) for row in rows)
         _show(as_json, [[dataclasses.asdict(token) for token in row] for row in rows], text)
