@@ -26,6 +26,8 @@ V = TypeVar("V", bound=View)
 
 @dataclass(frozen=True)
 class Evaluation:
+    """One evaluation of a run: its summary and its graded samples."""
+
     summary: EvalSummary
     samples: list[Sample]
 

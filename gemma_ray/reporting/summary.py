@@ -22,6 +22,8 @@ class Figure:
 
 @dataclass(frozen=True)
 class RunSummary:
+    """A run's headline: one sentence and its key figures."""
+
     run: Run
     sentence: str
     figures: list[Figure]

@@ -6,6 +6,7 @@ NBSP = "\N{NO-BREAK SPACE}"
 
 
 def count(value: int | None) -> str:
+    """A whole number as text for people; a dash for None."""
     return "–" if value is None else f"{value:,}"
 
 
@@ -27,6 +28,7 @@ def milliseconds(value: float | None) -> str:
 
 
 def duration(seconds: float | None) -> str:
+    """Seconds as text for people; a dash for None."""
     if seconds is None:
         return "–"
     if seconds < 59.95:
@@ -36,6 +38,7 @@ def duration(seconds: float | None) -> str:
 
 
 def size(n_bytes: int) -> str:
+    """Bytes as text for people."""
     value = float(n_bytes)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if value < 1024:

@@ -39,6 +39,8 @@ class Manifest(View):
 
 
 class TensorCheck(View):
+    """One tensor's line of verify.json."""
+
     name: str
     max_abs_change: float
     finite: bool
@@ -62,6 +64,8 @@ class Verification(View):
 
 
 class PassAtK(View):
+    """pass@k and its 95 % interval, as summary.json has them, fractions."""
+
     value: float
     ci95: tuple[float, float] | None = None
 

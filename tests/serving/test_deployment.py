@@ -60,7 +60,14 @@ def test_the_jobs_environment_is_kept_and_nothing_is_looked_up_on_a_hub(tiny_mod
 def test_the_recipes_engine_arguments_win_over_the_defaults():
     config = ServeConfig(max_model_len=99, engine={"max_num_seqs": 3, "enforce_eager": False})
     arguments = engine_arguments(config)
-    assert arguments == {"enforce_eager": False, "kv_cache_memory_bytes": 1 << 30, "max_num_seqs": 3, "max_model_len": 99}
+    whole_prompts = {"enable_chunked_prefill": False, "max_num_batched_tokens": 4096}
+    assert arguments == {
+        "enforce_eager": False,
+        "kv_cache_memory_bytes": 1 << 30,
+        "max_num_seqs": 3,
+        "max_model_len": 99,
+        **whole_prompts,
+    }
 
 
 @pytest.mark.parametrize(("cores", "engines", "threads"), [(8, 2, "3"), (2, 2, "1"), (2, 3, "1"), (8, 1, "7"), (2, 1, "1")])
