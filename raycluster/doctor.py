@@ -9,7 +9,6 @@ check that fails stops the main job; the others say what will be slower or left 
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
@@ -24,6 +23,8 @@ from importlib import metadata, util
 from pathlib import Path
 
 from packaging.requirements import Requirement
+
+from raycluster.memory import available_memory_bytes
 
 DISTRIBUTION = "gemma-ray"
 """The installed project whose requirements say which versions are right."""
@@ -196,23 +197,9 @@ def check_cpus() -> Check:
 def check_memory() -> Check:
     """Memory that is free to take, within the container's own limit."""
     free = available_memory_bytes()
-    if free is None:
-        return Check("memory", True, False, "unknown on this system")
     return _check(
         "memory", free >= MEMORY_BYTES, f"{free / GIB:.1f} GiB available", f"{MEMORY_BYTES // GIB} GiB are advised", required=False
     )
-
-
-def available_memory_bytes() -> int | None:
-    """Bytes that a new process can take: the kernel's estimate or what is left of the cgroup's limit; None where neither can be read."""
-    candidates = []
-    with contextlib.suppress(OSError, IndexError):
-        candidates.append(int(re.findall(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text())[0]) * 1024)
-    group = Path("/sys/fs/cgroup")
-    for limit, used in (("memory.max", "memory.current"), ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes")):
-        with contextlib.suppress(OSError, ValueError):  # no such group, or no limit ("max")
-            candidates.append(int((group / limit).read_text()) - int((group / used).read_text()))
-    return min(candidates, default=None)
 
 
 def check_disk() -> Check:

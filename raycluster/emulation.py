@@ -29,6 +29,7 @@ from typing import Any
 
 from raycluster.console import quiet_ray
 from raycluster.errors import ClusterError
+from raycluster.memory import available_memory_bytes
 from raycluster.slices import Slice
 
 FOLDER_PREFIX = "raycluster-"
@@ -139,12 +140,7 @@ def _add_hosts(cluster: Any, slice: Slice, nodes: int, cpus: int) -> None:
 
 
 def _check_memory(needed: int) -> None:
-    import psutil
-
-    available = psutil.virtual_memory().available
-    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
-    if limit.exists() and used.exists() and (ceiling := limit.read_text().strip()) != "max":
-        available = min(available, int(ceiling) - int(used.read_text()))
+    available = available_memory_bytes()
     if available < needed:
         raise ClusterError(
             f"the emulated cluster needs {needed / 2**30:.1f} GiB of memory before any work, and {available / 2**30:.1f} GiB are free. "

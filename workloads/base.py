@@ -6,6 +6,7 @@ raw modules ─► tokenizer ─► random weights ─► rows of text ─► fu
 from __future__ import annotations
 
 import fcntl
+import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -40,7 +41,7 @@ def base_model(recipe: Recipe, progress: Progress) -> Path:
         return folder
     preset = source.removeprefix(BUILT_IN)
     text_config(preset)
-    texts = raw_verilog(recipe.model.pretrain.modules, recipe.model.pretrain.seed)
+    texts = _raw_texts(recipe.model.pretrain.modules, recipe.model.pretrain.seed)
     made_from = fingerprint([PRESETS[preset], recipe.model.pretrain.model_dump(), texts])
     target = recipe.run.cache_path / "models" / f"{preset}-{made_from}"
     if target.is_dir():
@@ -53,7 +54,13 @@ def base_model(recipe: Recipe, progress: Progress) -> Path:
     return target
 
 
-def _make(recipe: Recipe, preset: str, texts: list[str], target: Path, made_from: str, progress: Progress) -> None:
+@functools.cache
+def _raw_texts(modules: int, seed: int) -> tuple[str, ...]:
+    """`raw_verilog`, once a process: every stage asks for the base model, and the texts are part of its name."""
+    return tuple(raw_verilog(modules, seed))
+
+
+def _make(recipe: Recipe, preset: str, texts: tuple[str, ...], target: Path, made_from: str, progress: Progress) -> None:
     config = recipe.model.pretrain
     work = target.with_name(f".{target.name}.work")  # kept when interrupted: the next start continues from its checkpoint
     start, data, checkpoints = work / "start", work / "data", work / "checkpoints"

@@ -18,6 +18,7 @@ from workloads.stage import is_done, once, run_paths, timed
 def run(recipe: Recipe, progress: Progress, *, url: str | None = None, model: str | None = None) -> list[Cell]:
     """Write RUN/bench/<context>_<qps>.json and return the cells: of the run's own model, or of whatever `url` serves under `model`."""
     paths = run_paths(recipe)
+    made_from = None if url else _made_from(recipe, progress)
 
     def work() -> None:
         words = Tokenizer(base_model(recipe, progress)).ordinary_ids()
@@ -29,15 +30,15 @@ def run(recipe: Recipe, progress: Progress, *, url: str | None = None, model: st
                 url=target.url,
                 model=target.model,
                 token_ids=words,
-                made_from=None if url else _made_from(recipe, progress),
-                progress=lambda done, total, what: progress.update(what, done, total),
+                made_from=made_from,
+                progress=progress.update,
             )
 
-    if url:
+    if made_from is None:
         with timed(recipe, "bench", progress):
             work()
     else:
-        once(recipe, "bench", _made_from(recipe, progress), paths.bench, work, progress)
+        once(recipe, "bench", made_from, paths.bench, work, progress)
     return read_cells(paths.bench)
 
 

@@ -22,7 +22,7 @@ BASE, TUNED = "base", "tuned"
 
 @dataclass(frozen=True)
 class Target:
-    """An endpoint's URL (without /v1), None for none; and the model to ask for, None = the only one it has."""
+    """An endpoint's URL, with or without /v1, None for none; and the model to ask for, None = the only one it has."""
 
     url: str | None
     model: str | None
@@ -63,7 +63,7 @@ def announced(recipe: Recipe, served: Endpoint) -> Iterator[None]:
 def endpoint(recipe: Recipe, progress: Progress, name: str, url: str | None = None, model: str | None = None) -> Iterator[Target]:
     """An endpoint that serves the model called `name`; what this starts, it also stops."""
     if url is not None:
-        yield Target(url.rstrip("/").removesuffix("/v1"), model)
+        yield Target(url, model)
         return
     found = running(state_file(recipe))
     if found is not None and name in found.models:

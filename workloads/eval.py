@@ -34,6 +34,7 @@ def run(
     """
     out, stage = _place(recipe, of)
     dataset = problems_folder(recipe, progress)
+    weights = None if url or samples else _weights(recipe, progress, of)
 
     def work() -> None:
         with nullcontext(Target(None, None)) if samples else endpoint(recipe, progress, of, url, model) as target:
@@ -43,24 +44,25 @@ def run(
                 out,
                 url=target.url,
                 model=target.model,
-                made_from=None if url or samples else _weights(recipe, progress, of),
+                made_from=weights,
                 samples=samples,
                 grade_map=_grade_map(),
-                progress=lambda done, total, what: progress.update(what, done, total),
+                progress=progress.update,
             )
 
-    if url or samples:
+    if weights is None:
         with timed(recipe, stage, progress):
             work()
     else:
-        once(recipe, stage, _made_from(recipe, progress, of, dataset), out / "summary.json", work, progress)
+        once(recipe, stage, _made_from(recipe, weights, dataset), out / "summary.json", work, progress)
     return read_json(out / "summary.json")
 
 
 def pending(recipe: Recipe, progress: Progress, of: str) -> bool:
     """Whether RUN still lacks this evaluation of these very weights."""
     out, stage = _place(recipe, of)
-    return not is_done(recipe, stage, _made_from(recipe, progress, of, problems_folder(recipe, progress)), out / "summary.json")
+    made_from = _made_from(recipe, _weights(recipe, progress, of), problems_folder(recipe, progress))
+    return not is_done(recipe, stage, made_from, out / "summary.json")
 
 
 def problems_folder(recipe: Recipe, progress: Progress) -> Path:
@@ -78,9 +80,9 @@ def _weights(recipe: Recipe, progress: Progress, of: str) -> str:
     return model_fingerprint(served_models(recipe, progress, (of,))[0].path)
 
 
-def _made_from(recipe: Recipe, progress: Progress, of: str, dataset: Path) -> list[Any]:
+def _made_from(recipe: Recipe, weights: str, dataset: Path) -> list[Any]:
     files = [(path.name, path.stat().st_size) for path in sorted(dataset.glob("*"))]
-    return [_weights(recipe, progress, of), recipe.eval.model_dump(mode="json"), fingerprint(files)]
+    return [weights, recipe.eval.model_dump(mode="json"), fingerprint(files)]
 
 
 def text(summary: dict[str, Any]) -> str:

@@ -28,7 +28,7 @@ class Progress:
             sys.stderr.write(text + "\n")
             sys.stderr.flush()
 
-    def update(self, what: str, done: int, total: int, note: str = "") -> None:
+    def update(self, done: int, total: int, what: str, note: str = "") -> None:
         """Show that `done` of `total` are done; the last call of a counter has them equal."""
         if self._terminal:
             self._draw(what, done, total, note)

@@ -42,7 +42,7 @@ def train_on(
 
     def show(report: dict[str, Any]) -> None:
         note = f"loss {report['loss']:.3f}  {report['tokens_per_s']:,.0f} tokens/s"
-        progress.update("steps", report["step"], report["steps"], note)
+        progress.update(report["step"], report["steps"], "steps", note)
 
     progress.note(f"   starting {hardware.hosts} JAX process(es) × {hardware.devices_per_host} device(s)")
     return run_spmd(train_worker, job, hardware, name=name, storage=out / ".ray", max_failures=RESTARTS, on_report=show)

@@ -8,7 +8,6 @@ from gemma_ray.artifacts import fingerprint
 from gemma_ray.data.shards import Manifest
 from gemma_ray.models.fingerprint import model_fingerprint
 from gemma_ray.recipe import Recipe
-from gemma_ray.training.checkpoints import latest_step
 from gemma_ray.training.metrics import StepMetrics, read_metrics
 from workloads import prepare
 from workloads.base import base_model
@@ -41,11 +40,6 @@ def trained_from(recipe: Recipe, base: Path, manifest: Manifest) -> str:
     """Fingerprint of what the weights follow from. How long, how often saved and on how many devices may change midway."""
     settings = recipe.train.model_dump(mode="json", exclude={"steps", "checkpoint_every", "keep_checkpoints", "remat"})
     return fingerprint([settings, recipe.lora.model_dump(mode="json"), recipe.model.dtype, model_fingerprint(base), manifest.fingerprint()])
-
-
-def trained_step(recipe: Recipe) -> int | None:
-    """The newest checkpoint's step."""
-    return latest_step(run_paths(recipe).checkpoints)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +41,7 @@ def run(recipe: Recipe, progress: Progress) -> dict[str, Any]:
                     recipe.convert,
                     log,
                     num_cpus=1,
+                    env={"JAX_PLATFORMS": "cpu"},
                 ),
             )
 
@@ -57,7 +57,6 @@ def verify_task(
     base: Path, checkpoints: Path, exported: Path, prompts: list[list[int]], config: ConvertConfig, log: Path
 ) -> dict[str, Any]:
     """What the Ray task runs; on the CPU, whatever the host has."""
-    os.environ["JAX_PLATFORMS"] = "cpu"
     from gemma_ray.conversion.verify import verify
     from gemma_ray.serving.offline import generate_greedy
 

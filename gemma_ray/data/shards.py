@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gemma_ray.artifacts import file_sha256, read_json, write_json
+from gemma_ray.artifacts import file_sha256, fingerprint, read_json, write_json
 from gemma_ray.errors import DataError
 
 MANIFEST = "manifest.json"
@@ -45,8 +45,6 @@ class Manifest:
 
     def fingerprint(self) -> str:
         """Changes when a row, a token or a mask bit changes."""
-        from gemma_ray.artifacts import fingerprint
-
         return fingerprint([asdict(shard) for shard in self.shards])
 
 

@@ -25,11 +25,12 @@ from gemma_ray.artifacts import write_json, write_text
 from gemma_ray.errors import InputError, StageError, ToolError
 from gemma_ray.evaluation.benchmarks import Problem, load_problems
 from gemma_ray.evaluation.config import EvalConfig
-from gemma_ray.evaluation.grading import INSTALL_ICARUS, Grade, GradeTask, grade, reference_task, simulator_version
+from gemma_ray.evaluation.grading import Grade, GradeTask, grade, reference_task, simulator_version
 from gemma_ray.evaluation.samples import Sample, dump, put_aside, read_samples
 from gemma_ray.evaluation.sampling import Progress, draw_samples
 from gemma_ray.evaluation.sandbox import Limits
 from gemma_ray.evaluation.statistics import Estimate, estimate
+from gemma_ray.icarus import INSTALL
 
 GradeMap = Callable[[Callable[[GradeTask], Grade], Sequence[GradeTask]], Iterable[Grade]]
 """Runs a function over items, anywhere, and yields the results in any order; function and items can be pickled."""
@@ -92,7 +93,7 @@ def evaluate(
     problems = load_problems(dataset, None)
     chosen = problems[: config.limit]
     if grade_map is None and simulator_version() is None:
-        raise ToolError(f"grading needs iverilog and vvp, which are not on PATH: {INSTALL_ICARUS}")
+        raise ToolError(f"grading needs iverilog and vvp, which are not on PATH: {INSTALL}")
     if samples is not None:
         given = read_samples(samples, {p.task_id for p in problems})
         drawn = _keep_copy(_only(given, chosen), samples, out / "samples.jsonl")

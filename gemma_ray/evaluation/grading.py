@@ -31,11 +31,11 @@ from gemma_ray.evaluation.benchmarks import RESULT_FORMAT, Problem
 from gemma_ray.evaluation.extraction import TOP, declares_top
 from gemma_ray.evaluation.official import RESULT_LINE, VERDICT_OF_LETTER, Verdict, log_lines, official_letter, paper_passes
 from gemma_ray.evaluation.sandbox import Limits, Outcome, SandboxError, SandboxKind, run_limited, sandbox_kind
+from gemma_ray.icarus import COMPILE, INSTALL
 
-COMPILE = ("iverilog", "-Wall", "-Winfloop", "-Wno-timescale", "-g2012", "-s", "tb", "-o", "sim", "dut.sv", "test.sv", "ref.sv")
+COMPILE_BENCH = (*COMPILE, "-s", "tb", "-o", "sim", "dut.sv", "test.sv", "ref.sv")
 # Upstream starts the compiled file itself, which is `vvp sim`; -n makes $stop end the simulation instead of waiting at a prompt.
 SIMULATE = ("vvp", "-n")
-INSTALL_ICARUS = "install Icarus Verilog (Debian, Ubuntu: apt-get install iverilog; macOS: brew install icarus-verilog)"
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def grade(task: GradeTask) -> Grade:
     try:
         missing = [tool for tool in (COMPILE[0], SIMULATE[0]) if shutil.which(tool) is None]
         if missing:
-            return Grade(task.problem.task_id, task.sample, "harness_error", "", f"{missing[0]} is not on PATH: {INSTALL_ICARUS}")
+            return Grade(task.problem.task_id, task.sample, "harness_error", "", f"{missing[0]} is not on PATH: {INSTALL}")
         kind = task.sandbox or sandbox_kind()
         verdict, letter, detail, taken = _grade(task, kind)
         return Grade(task.problem.task_id, task.sample, verdict, letter, detail, taken, simulator_version() or "", kind)
@@ -156,7 +156,7 @@ def _run(problem: Problem, build: Path, run_folder: Path, limits: Limits, kind: 
     secret = secrets.token_hex(16)
     (build / "test.sv").write_text(problem.bench.replace(RESULT_FORMAT, f'"{secret}{RESULT_FORMAT[1:]}'), encoding="utf-8")
     (build / "ref.sv").write_text(problem.reference, encoding="utf-8")
-    compiled = run_limited(COMPILE, build, limits, kind=kind, readable=_installation())
+    compiled = run_limited(COMPILE_BENCH, build, limits, kind=kind, readable=_installation())
     simulated = None
     if (build / "sim").exists() and compiled.stopped is None:
         command = [*SIMULATE, str((build / "sim").resolve())]

@@ -21,9 +21,7 @@ from gemma_ray.data.verilog.golden import CLOCK, Expected, Params
 from gemma_ray.data.verilog.split import point_key
 from gemma_ray.data.verilog.stimulus import stimulus
 from gemma_ray.errors import StageError, ToolError
-
-COMPILE = ("iverilog", "-Wall", "-Winfloop", "-Wno-timescale", "-g2012")
-"""VerilogEval's compile command, up to the top module and the files."""
+from gemma_ray.icarus import COMPILE, INSTALL
 
 _BATCH = 100
 _LIMIT_S = 120
@@ -56,7 +54,7 @@ _PLAIN_SAMPLES = "      #4 check(k);\n      #1;"
 def icarus_version() -> str:
     """The simulator's version, such as `11.0`. Raises ToolError when it is not installed."""
     if shutil.which("iverilog") is None or shutil.which("vvp") is None:
-        raise ToolError("Icarus Verilog (iverilog, vvp) is not installed: `apt-get install iverilog`, or `brew install icarus-verilog`")
+        raise ToolError(f"iverilog and vvp are not on PATH: {INSTALL}")
     told = subprocess.run(["iverilog", "-V"], capture_output=True, text=True, timeout=_LIMIT_S, check=False).stdout
     found = re.search(r"version (\S+)", told)
     return found.group(1) if found else "unknown"
