@@ -67,7 +67,7 @@ def run_spmd(
             except RemoteError as failure:
                 if failure.deliberate or attempt == max_failures:
                     raise failure.to_error() from None
-                log.warning("%s: %s; restart %d of %d", name, failure.to_error(), attempt + 1, max_failures)
+                log.error("%s: %s; restart %d of %d", name, failure.to_error(), attempt + 1, max_failures)
     raise AssertionError("unreachable")
 
 

@@ -40,6 +40,7 @@ class reported:  # noqa: N801 - reads as a word in `with reported(debug):`
             quiet_libraries()
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        logging.disable(logging.NOTSET)
         if error is None or isinstance(error, SystemExit) or self.debug:
             return
         if isinstance(error, KeyboardInterrupt):
@@ -55,8 +56,7 @@ class reported:  # noqa: N801 - reads as a word in `with reported(debug):`
 
 
 def quiet_libraries() -> None:
-    """Keep routine messages of libraries off the terminal; their errors still come through."""
+    """Keep routine messages of libraries off the terminal, whatever handlers they install; their errors still come through."""
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    for name in ("httpx", "ray.data", "ray.train", "absl", "vllm", "gemma_ray"):
-        logging.getLogger(name).setLevel(logging.ERROR)
+    logging.disable(logging.WARNING)
