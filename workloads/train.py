@@ -16,6 +16,9 @@ from workloads.progress import Progress
 from workloads.spmd import train_on
 from workloads.stage import cluster, once, preflight, run_paths
 
+MAY_CHANGE = {"steps", "checkpoint_every", "keep_checkpoints", "micro_batches", "remat", "attention"}
+"""Keys of `train` that say how long, how often saved and how computed, and not what is learnt."""
+
 
 def run(recipe: Recipe, progress: Progress) -> StepMetrics:
     """Train to `train.steps`, preparing the data first when that was not done; returns the last step's metrics."""
@@ -38,7 +41,7 @@ def run(recipe: Recipe, progress: Progress) -> StepMetrics:
 
 def trained_from(recipe: Recipe, base: Path, manifest: Manifest) -> str:
     """Fingerprint of what the weights follow from. How long, how often saved and on how many devices may change midway."""
-    settings = recipe.train.model_dump(mode="json", exclude={"steps", "checkpoint_every", "keep_checkpoints", "remat"})
+    settings = recipe.train.model_dump(mode="json", exclude=MAY_CHANGE)
     return fingerprint([settings, recipe.lora.model_dump(mode="json"), recipe.model.dtype, model_fingerprint(base), manifest.fingerprint()])
 
 

@@ -132,13 +132,12 @@ def _tunix_logits(base: Path, checkpoints: Path, rows: list[list[int]]) -> list[
     with mesh, jax.default_matmul_precision("highest"):
         model = build_model(base, mesh, "float32", lora)
         _put_parameters(model, checkpoint.parameters)
-        forward = nnx.jit(lambda m, tokens, positions, mask: m(tokens, positions, None, mask)[0])
+        forward = nnx.jit(lambda m, tokens, positions, segments: m(tokens, positions, segments))
         width = max(map(len, rows))  # one compilation: rows are padded, and a causal model does not see what follows
-        mask = jnp.tril(jnp.ones((width, width), bool))[None]
+        positions, one_document = jnp.arange(width)[None], jnp.ones((1, width), jnp.int32)
         padded = [np.array([row + [0] * (width - len(row))], np.int32) for row in rows]
         return [
-            np.asarray(forward(model, tokens, jnp.arange(width)[None], mask))[0, : len(row)]
-            for tokens, row in zip(padded, rows, strict=True)
+            np.asarray(forward(model, tokens, positions, one_document))[0, : len(row)] for tokens, row in zip(padded, rows, strict=True)
         ]
 
 

@@ -15,8 +15,9 @@ from gemma_ray.errors import DataError
 def batches(folder: Path, *, batch_size: int, seq_len: int, seed: int) -> Any:
     """An endless iterator of global batches, reshuffled every epoch; the order is a function of the data and `seed` alone.
 
-    Each is a dictionary of `tokens` [batch, seq_len] int32, `loss_mask` [batch, seq_len] bool (true where the token is to be predicted)
-    and `valid` [batch, seq_len] bool (false on padding). `get_state()` and `set_state()` continue exactly where a checkpoint left off.
+    Each is a dictionary of arrays [batch, seq_len]: `tokens` int32, `loss_mask` bool (true where the token is to be predicted), `positions`
+    int32 (restarting with each document) and `segments` int32 (equal within a document, 0 on padding). `get_state()` and `set_state()`
+    continue exactly where a checkpoint left off.
     Raises DataError when the folder is not prepared data, or its rows are longer than `seq_len`.
     """
     import grain.python as grain
@@ -38,5 +39,6 @@ def _pad(record: bytes, seq_len: int) -> dict[str, np.ndarray]:
     return {
         "tokens": np.pad(tokens, padding),
         "loss_mask": np.pad(loss_mask, padding),
-        "valid": np.pad(np.ones(len(tokens), bool), padding),
+        "positions": np.pad(np.arange(len(tokens), dtype=np.int32), padding),
+        "segments": np.pad(np.ones(len(tokens), np.int32), padding),
     }

@@ -3,7 +3,8 @@
     5 × sliding-window layer ─ 1 × global layer ─ repeat          embeddings tied to the output, logits soft-capped
         q, k, v                    q, k (v = k), fewer KV heads, larger head_dim
 
-`PRESETS` holds the sizes that this project makes itself; every other size is read from the model's own config.json.
+`PRESETS` holds the sizes that this project makes itself, `OFFICIAL` the released ones, for plans; what is trained or served is read from its
+own config.json.
 """
 
 from __future__ import annotations
@@ -32,21 +33,80 @@ PRESETS: dict[str, dict[str, Any]] = {
     },
 }
 
+OFFICIAL: dict[str, dict[str, Any]] = {
+    # The released sizes, for plans made where the files are not (google/tunix, models/gemma4/model.py; their own config.json wins).
+    "gemma4-e2b": {
+        "hidden_size": 1536,
+        "intermediate_size": 6144,
+        "num_hidden_layers": 35,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 1,
+        "sliding_window": 512,
+        "global_every": 5,
+        "hidden_size_per_layer_input": 256,
+        "num_kv_shared_layers": 20,
+        "use_double_wide_mlp": True,
+    },
+    "gemma4-e4b": {
+        "hidden_size": 2560,
+        "intermediate_size": 10240,
+        "num_hidden_layers": 42,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "sliding_window": 512,
+        "hidden_size_per_layer_input": 256,
+        "num_kv_shared_layers": 18,
+    },
+    "gemma4-26b-a4b": {
+        "hidden_size": 2816,
+        "intermediate_size": 2112,
+        "num_hidden_layers": 30,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "num_global_key_value_heads": 2,
+        "attention_k_eq_v": True,
+        "enable_moe_block": True,
+        "num_experts": 128,
+        "top_k_experts": 8,
+        "moe_intermediate_size": 704,
+    },
+    "gemma4-31b": {
+        "hidden_size": 5376,
+        "intermediate_size": 21504,
+        "num_hidden_layers": 60,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 16,
+        "num_global_key_value_heads": 4,
+        "attention_k_eq_v": True,
+    },
+}
+_OFFICIAL_COMMON = {
+    "vocab_size": 262_144,
+    "head_dim": 256,
+    "global_head_dim": 512,
+    "sliding_window": 1024,
+    "max_position_embeddings": 131_072,
+    "num_global_key_value_heads": None,
+    "attention_k_eq_v": False,
+}
+
 _SLIDING, _GLOBAL = "sliding_attention", "full_attention"
 
 
 def text_config(preset: str) -> dict[str, Any]:
     """config.json of a preset, as a text-only Gemma 4 (`Gemma4ForCausalLM`). Raises ModelError for an unknown name."""
-    if preset not in PRESETS:
+    if preset in OFFICIAL:
+        sizes = {**_OFFICIAL_COMMON, **OFFICIAL[preset]}
+    elif preset in PRESETS:
+        sizes = PRESETS[preset]
+    else:
         raise ModelError(f"no built-in model '{preset}'. Built in: {', '.join(PRESETS)}")
-    sizes = PRESETS[preset]
-    layers = sizes["num_hidden_layers"]
+    layers, every = sizes["num_hidden_layers"], sizes.get("global_every", 6)
     return {
         "architectures": ["Gemma4ForCausalLM"],
         "model_type": "gemma4_text",
         "dtype": "float32",
-        **sizes,
-        "layer_types": [_GLOBAL if (i + 1) % 6 == 0 else _SLIDING for i in range(layers)],
+        "layer_types": [_GLOBAL if (i + 1) % every == 0 else _SLIDING for i in range(layers)],
         "attention_k_eq_v": True,
         "attention_bias": False,
         "tie_word_embeddings": True,
@@ -65,7 +125,14 @@ def text_config(preset: str) -> dict[str, Any]:
         "eos_token_id": [1, 5],
         "bos_token_id": 2,
         "use_cache": True,
+        **{key: value for key, value in sizes.items() if key != "global_every"},
     }
+
+
+def official_name(source: str) -> str | None:
+    """The released size that a folder is named after (`/mnt/models/gemma-4-31b-it` is gemma4-31b), None when none is."""
+    name = source.rstrip("/").rsplit("/", 1)[-1].lower().replace("-", "").replace("_", "")
+    return next((size for size in OFFICIAL if size.replace("-", "") in name), None)
 
 
 def read_text_config(folder: Path) -> dict[str, Any]:
@@ -120,6 +187,14 @@ def tunix_config(text: dict[str, Any], dtype: str) -> Any:
             attention_pattern=tuple(kinds[kind] for kind in text["layer_types"]),
             k_eq_v_global=text["attention_k_eq_v"],
             final_logit_softcap=text["final_logit_softcapping"],
+            per_layer_input_dim=text.get("hidden_size_per_layer_input") or 0,
+            frac_shared_layers=(text.get("num_kv_shared_layers") or 0) / text["num_hidden_layers"],
+            override_kv_shared_ffw_hidden=2 * text["intermediate_size"] if text.get("use_double_wide_mlp") else None,
+            enable_moe=bool(text.get("enable_moe_block")),
+            num_experts=text.get("num_experts"),
+            num_experts_per_tok=text.get("top_k_experts"),
+            expert_dim=text.get("moe_intermediate_size"),
+            moe_dense_hidden_dim=text["intermediate_size"] if text.get("enable_moe_block") else None,
             local_base_frequency=int(rope[_SLIDING]["rope_theta"]),
             global_base_frequency=int(rope[_GLOBAL]["rope_theta"]),
             global_rope_proportion=rope[_GLOBAL]["partial_rotary_factor"],

@@ -43,8 +43,18 @@ class TrainConfig(Section):
     clip_norm: float | None = Field(default=None, gt=0, description="clip the global gradient norm; off when null")
     checkpoint_every: int = Field(default=100, ge=1, description="steps")
     keep_checkpoints: int = Field(default=3, ge=1)
-    remat: Literal["none", "block", "decoder"] = "none"
+    micro_batches: int = Field(default=1, ge=1, description="parts of a batch that go one after another; same result, less memory")
+    remat: Literal["none", "elementwise", "layer"] = Field(
+        default="none", description="what the backward pass computes again: nothing, all but matrix products, or whole layers"
+    )
+    attention: Literal["auto", "dot", "splash"] = Field(default="auto", description="auto = splash on TPU, dot elsewhere")
     seed: int = 0
+
+    def kernel(self, platform: str) -> Literal["dot", "splash"]:
+        """The attention kernel on a JAX platform (`tpu`, `cuda`, `cpu`)."""
+        if self.attention == "auto":
+            return "splash" if platform == "tpu" else "dot"
+        return self.attention
 
 
 class MeshConfig(Section):

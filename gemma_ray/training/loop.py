@@ -24,10 +24,10 @@ from gemma_ray.errors import CheckpointError, StageError
 from gemma_ray.training.batches import check_same_batch, place_batch
 from gemma_ray.training.build import build_model
 from gemma_ray.training.config import LoraConfig, MeshConfig, TrainConfig
-from gemma_ray.training.loss import model_inputs, next_token_loss
 from gemma_ray.training.metrics import MetricsFile, StepMetrics, read_metrics
 from gemma_ray.training.optimizer import build_optimizer, learning_rate_schedule
 from gemma_ray.training.sharding import make_mesh
+from gemma_ray.training.step import Step
 
 Report = Callable[[dict[str, Any]], None]
 
@@ -67,7 +67,8 @@ def train(job: TrainJob, report: Report) -> TrainResult:
     mesh = make_mesh(job.mesh.fsdp, job.mesh.tp)
     adapter = job.lora if job.train.mode == "lora" else None
     with mesh:
-        model = build_model(job.model, mesh, job.dtype, adapter, seed=job.train.seed, remat=job.train.remat)
+        kernel = job.train.kernel(mesh.devices.flat[0].platform)
+        model = build_model(job.model, mesh, job.dtype, adapter, seed=job.train.seed, remat=job.train.remat, kernel=kernel)
         trainer = Trainer(model, job, mesh, report)
         if trainer.train_steps < job.train.steps:
             trainer.train(())
@@ -90,13 +91,12 @@ class Trainer(PeftTrainer):
         self.job, self.mesh, self.report = job, mesh, report
         self.resumed_from = self.train_steps
         self.last_loss = read_metrics(job.metrics)[-1].loss if self.resumed_from else math.nan
+        self._step: Step | None = None
         self.schedule = learning_rate_schedule(job.train)
         self.batches = batches(job.data, batch_size=job.train.batch_size, seq_len=job.seq_len, seed=job.train.seed)
         if self.resumed_from:
             self._resume_data(self._restored_custom_metadata)
         self.metrics_file = MetricsFile(job.metrics, self.resumed_from) if jax.process_index() == 0 else None
-        self.with_loss_fn(next_token_loss, has_aux=True)
-        self.with_gen_model_input_fn(model_inputs)
         self.with_data_hooks(_NextBatch())
         self._step_started = time.perf_counter()
 
@@ -117,6 +117,14 @@ class Trainer(PeftTrainer):
         if self.train_steps == self.resumed_from:
             check_same_batch(batch, placed)
         return placed
+
+    def jit_train_and_eval_step(self, skip_jit: bool = False, cache_nnx_graph: bool = False) -> Any:
+        """The step that is run; there is no evaluation."""
+        del skip_jit, cache_nnx_graph
+        if self._step is None:
+            self._shard_optimizer(self.mesh)
+            self._step = Step(self.model, self.optimizer, self.job.train.micro_batches)
+        return self._step, None
 
     def custom_checkpoint_metadata(self) -> dict[str, Any]:
         """What a checkpoint holds besides arrays: Grain's state, the adapter's definition, and what it was made from."""

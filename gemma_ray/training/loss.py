@@ -1,34 +1,104 @@
-"""The training loss: next-token cross-entropy, averaged over the tokens that bear loss in the whole global batch."""
+"""The training loss: next-token cross-entropy over the tokens that bear loss, without ever holding the logits of a whole batch.
+
+A token of Gemma 4 has 262,144 logits: 4 × 4,096 tokens would be 17 GB in fp32. So hidden states meet the output table a chunk of
+positions at a time, and the gradient is worked out in the same pass, where the chunk's logits are at hand, instead of computing them again.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
-if TYPE_CHECKING:
-    import jax
-    from flax import nnx
+import jax
+import jax.numpy as jnp
+
+CHUNK = 512
+"""Positions of a row that meet the output table at once."""
 
 
-def next_token_loss(model: nnx.Module, tokens: jax.Array, loss_mask: jax.Array, valid: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """Mean cross-entropy in nats, and the counts it is a mean over.
+def targets_and_weights(tokens: jax.Array, loss_mask: jax.Array, segments: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """What each position predicts, int32, and whether that bears loss, float32; both [batch, length].
 
-    tokens [batch, length] int32; loss_mask [batch, length] bool, true where predicting that token is trained; valid [batch, length] bool,
-    false on padding. Returns (loss, {"loss_tokens", "tokens"}), scalars.
+    The next token, unless it is another document's or there is none.
     """
-    import jax.numpy as jnp
-    import optax
-
-    length = tokens.shape[1]
-    positions = jnp.broadcast_to(jnp.arange(length), tokens.shape)
-    attention_mask = jnp.tril(jnp.ones((length, length), bool))[None] & valid[:, None, :]  # [batch, query, key]
-    logits, _ = model(tokens, positions, None, attention_mask)  # type: ignore[operator]  # [batch, length, vocab] float32
-    losses = optax.softmax_cross_entropy_with_integer_labels(logits[:, :-1], tokens[:, 1:])
-    bears_loss = loss_mask[:, 1:]
-    loss_tokens = bears_loss.sum()
-    loss = jnp.where(bears_loss, losses, 0.0).sum() / jnp.maximum(loss_tokens, 1)
-    return loss, {"loss_tokens": loss_tokens, "tokens": valid.sum()}
+    same_document = segments == jnp.roll(segments, -1, 1)
+    bears_loss = jnp.roll(loss_mask, -1, 1) & same_document
+    return jnp.roll(tokens, -1, 1), bears_loss.at[:, -1].set(False).astype(jnp.float32)
 
 
-def model_inputs(batch: dict[str, Any]) -> dict[str, Any]:
-    """The keyword arguments of `next_token_loss` from a batch of the data source."""
-    return {"tokens": batch["tokens"], "loss_mask": batch["loss_mask"], "valid": batch["valid"]}
+def next_token_loss(model: Any, tokens: jax.Array, loss_mask: jax.Array, positions: jax.Array, segments: jax.Array) -> jax.Array:
+    """The sum of the cross-entropies in nats over a batch of rows [batch, length]; a scalar.
+
+    loss_mask is true where predicting that token is trained. Divide by the number of such predictions for the mean.
+    """
+    targets, weights = targets_and_weights(tokens, loss_mask, segments)
+    hidden = model.hidden_states(tokens, positions, segments)
+    table = model.embedder.input_embedding.get_value().astype(hidden.dtype)
+    return summed_cross_entropy(hidden, table, targets, weights, model.config.final_logit_softcap)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(4,))
+def summed_cross_entropy(hidden: jax.Array, table: jax.Array, targets: jax.Array, weights: jax.Array, softcap: float | None) -> jax.Array:
+    """Σ weights · −log softmax(softcap · tanh(hidden · tableᵀ / softcap))[targets], in fp32.
+
+    hidden [batch, length, embed], table [vocab, embed], targets and weights [batch, length]. Derivatives are for hidden and table.
+    """
+    return _forward(hidden, table, targets, weights, softcap, table_gradient=False, hidden_gradient=False)[0]
+
+
+def _forward(
+    hidden: jax.Array,
+    table: jax.Array,
+    targets: jax.Array,
+    weights: jax.Array,
+    softcap: float | None,
+    *,
+    hidden_gradient: bool,
+    table_gradient: bool,
+) -> tuple[jax.Array, jax.Array | None, jax.Array | None]:
+    """The sum, and its gradients where they are wanted."""
+
+    def chunk(carry: Any, rows: Any) -> Any:
+        total, into_table = carry
+        h, target, weight = rows
+        logits = jnp.einsum("btd,vd->btv", h, table, preferred_element_type=jnp.float32)
+        capped = logits if softcap is None else softcap * jnp.tanh(logits / softcap)
+        log_sum = jax.nn.logsumexp(capped, axis=-1)
+        is_target = jax.lax.broadcasted_iota(jnp.int32, capped.shape, 2) == target[..., None]
+        at_target = jnp.where(is_target, capped, 0.0).sum(-1)
+        total += (weight * (log_sum - at_target)).sum()
+        if not hidden_gradient and not table_gradient:
+            return (total, into_table), None
+        slope = (jnp.exp(capped - log_sum[..., None]) - is_target) * weight[..., None]
+        if softcap is not None:
+            slope *= 1.0 - jnp.square(capped / softcap)
+        slope = slope.astype(hidden.dtype)
+        if table_gradient:
+            into_table += jnp.einsum("btv,btd->vd", slope, h, preferred_element_type=jnp.float32)
+        return (total, into_table), jnp.einsum("btv,vd->btd", slope, table)
+
+    chunks = [_in_chunks(x) for x in (hidden, targets, weights)]
+    start = (jnp.zeros((), jnp.float32), jnp.zeros(table.shape, jnp.float32) if table_gradient else None)
+    (total, into_table), into_hidden = jax.lax.scan(chunk, start, tuple(chunks))
+    return total, None if into_hidden is None else into_hidden.swapaxes(0, 1).reshape(hidden.shape), into_table
+
+
+def _in_chunks(x: jax.Array) -> jax.Array:
+    """[batch, length, …] → [chunks, batch, chunk, …], in the largest even chunks of at most CHUNK."""
+    batch, length = x.shape[:2]
+    count = next(n for n in range(-(-length // CHUNK), length + 1) if length % n == 0)
+    return x.reshape(batch, count, length // count, *x.shape[2:]).swapaxes(0, 1)
+
+
+def _with_gradients(hidden: Any, table: Any, targets: Any, weights: Any, softcap: float | None) -> Any:
+    wanted = {"hidden_gradient": hidden.perturbed, "table_gradient": table.perturbed}
+    total, into_hidden, into_table = _forward(hidden.value, table.value, targets.value, weights.value, softcap, **wanted)
+    return total, (into_hidden, into_table)
+
+
+def _scaled(softcap: float | None, gradients: Any, upstream: Any) -> Any:
+    into_hidden, into_table = (g if g is None else (g * upstream).astype(g.dtype) for g in gradients)
+    return into_hidden, into_table, None, None
+
+
+summed_cross_entropy.defvjp(_with_gradients, _scaled, symbolic_zeros=True)

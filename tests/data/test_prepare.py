@@ -129,8 +129,8 @@ def test_a_batch_is_padded_and_its_order_is_the_seeds(prepared: Path) -> None:
     assert not np.array_equal(one[0]["tokens"], other[0]["tokens"])
     for batch in one:  # 48 rows: more than two epochs of 21
         assert batch["tokens"].shape == (4, 128)
-        assert not batch["tokens"][~batch["valid"]].any()
-        assert not (batch["loss_mask"] & ~batch["valid"]).any()
+        assert not batch["tokens"][~(batch["segments"] > 0)].any()
+        assert not (batch["loss_mask"] & ~(batch["segments"] > 0)).any()
     assert not np.array_equal(one[0]["tokens"], one[5]["tokens"])
 
 

@@ -36,7 +36,7 @@ def step(config: dict[str, Any]) -> dict[str, Any]:
     from gemma_ray.training.batches import check_same_batch, place_batch
     from gemma_ray.training.build import build_model
     from gemma_ray.training.config import LoraConfig
-    from gemma_ray.training.loss import next_token_loss
+    from gemma_ray.training.loss import next_token_loss, targets_and_weights
     from gemma_ray.training.sharding import make_mesh
 
     mesh = make_mesh(config["fsdp"], config["tp"])
@@ -49,8 +49,10 @@ def step(config: dict[str, Any]) -> dict[str, Any]:
         placed = place_batch(batch, mesh)
         check_same_batch(batch, placed)
 
+        _, weights = targets_and_weights(placed["tokens"], placed["loss_mask"], placed["segments"])
+
         def loss(adapter: Any, rest: Any, batch: dict[str, Any]) -> Any:
-            return next_token_loss(nnx.merge(graph, adapter, rest), batch["tokens"], batch["loss_mask"], batch["valid"])[0]
+            return next_token_loss(nnx.merge(graph, adapter, rest), **batch) / weights.sum()
 
         value, gradients = jax.jit(jax.value_and_grad(loss))(lora, rest, placed)
         gathered = multihost_utils.process_allgather(gradients, tiled=True)

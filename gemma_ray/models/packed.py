@@ -1,0 +1,135 @@
+"""Tunix's Gemma 4 as it is trained: rows of several documents, hidden states instead of logits, one remat policy for all layers.
+
+Tunix's modules, parameters and names are kept, so its checkpoints and Qwix's LoRA fit; what differs is one attention core and the loop over
+layers. Upstream ignores `segment_ids` ("unused until seq packing lands", google/tunix, models/gemma4/model.py) and always
+materialises fp32 logits over the vocabulary.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.sharding import PartitionSpec
+from tunix.models.gemma4 import model as tunix_model
+
+from gemma_ray.models.attention import OUTPUT, Kernel, attend
+
+REMAT: dict[str, Any] = {
+    "none": None,  # keep everything for the backward pass
+    "elementwise": jax.checkpoint_policies.save_from_both_policies(  # compute norms and activations again, matrix products never
+        jax.checkpoint_policies.dots_with_no_batch_dims_saveable, jax.checkpoint_policies.save_only_these_names(OUTPUT)
+    ),
+    "layer": jax.checkpoint_policies.nothing_saveable,  # keep a layer's input only
+}
+"""How much of a layer's forward pass is computed again in the backward pass."""
+
+ACTIVATIONS = PartitionSpec("fsdp", None, None)
+"""Hidden states [batch, length, embed] between layers."""
+
+
+class PackedAttention(tunix_model.Attention):
+    """Tunix's projections and norms around `attend`; takes segments where Tunix takes a mask."""
+
+    kernel: Kernel = "dot"
+    splash_block: int | None = None
+
+    def block(self, x: Any, segment_pos: Any, cache: Any, attn_mask: Any, kv_shared_cache: Any = None) -> Any:
+        """Keeps upstream's signature: no cache, and `attn_mask` holds segments [batch, length]."""
+        del cache
+        query = self._rotated(self._query_norm(_apart(self.q_einsum(_apart(x)))), segment_pos)
+        if kv_shared_cache is not None:
+            key, value = kv_shared_cache["k"], kv_shared_cache["v"]
+        else:
+            key, value = (_apart(self.k_einsum(_apart(x))),) * 2 if hasattr(self, "k_einsum") else _apart(self.kv_einsum(_apart(x)))
+            key, value = self._rotated(self._key_norm(key), segment_pos), _unit_rms(value)
+        local = self.attn_type == tunix_model.AttentionType.LOCAL_SLIDING
+        window = self.config.sliding_window_size if local else None
+        mixed = attend(query, key, value, attn_mask, window=window, kernel=self.kernel, block=self.splash_block)
+        return None, _apart(self.attn_vec_einsum(mixed)), (key, value)
+
+    def _rotated(self, x: Any, positions: Any) -> Any:
+        return tunix_model.apply_rope(
+            x,
+            positions,
+            base_frequency=self.rope_base_frequency,
+            scale_factor=self.rope_scale_factor,
+            rope_proportion=self.rope_proportion,
+        )
+
+
+class PackedFeedForward(tunix_model.FeedForward):
+    """Tunix's gated MLP, its matrix products kept apart from what is between them."""
+
+    def block(self, x: Any) -> Any:
+        """x and result [batch, length, embed]."""
+        gate, up = _apart(self.gate_proj(_apart(x))), _apart(self.up_proj(_apart(x)))
+        return _apart(self.down_proj(_apart(nnx.gelu(gate) * up)))
+
+
+class PackedGemma4(tunix_model.Gemma4):
+    """Gemma 4 on packed rows."""
+
+    remat: str = "none"
+
+    def __init__(self, config: tunix_model.ModelConfig, *, rngs: nnx.Rngs):
+        with mock.patch.multiple(tunix_model, Attention=PackedAttention, FeedForward=PackedFeedForward):
+            super().__init__(config, rngs=rngs)
+
+    def run_with(self, remat: str, kernel: Kernel, splash_block: int | None = None) -> None:
+        """Choose the remat policy and the attention kernel. After LoRA was added: under remat Qwix loses the parameters it adds."""
+        self.remat = remat
+        for layer in self.layers:
+            layer.attn.kernel, layer.attn.splash_block = kernel, splash_block
+
+    def hidden_states(self, tokens: Any, positions: Any, segments: Any) -> jax.Array:
+        """The last layer's normalised output [batch, length, embed].
+
+        tokens, positions (restarting with each document) and segments (equal within a document) are int32 [batch, length].
+        """
+        x = _placed(self.embedder.encode(tokens))
+        by_layer = self.embedder.encode_per_layer_input(x, tokens) if self.config.per_layer_input_dim else None
+        block = tunix_model.DecoderLayer.block
+        if REMAT[self.remat] is not None:
+            block = nnx.remat(block, graph_updates=False, policy=REMAT[self.remat])
+        kept: dict[int, dict[str, Any]] = {}  # keys and values that later layers share (E2B, E4B)
+        for i, layer in enumerate(self.layers):
+            origin = self.kv_cache_sharing_patterns[i]
+            own_input = None if by_layer is None else by_layer[:, :, i]
+            _, x, (key, value) = block(layer, x, positions, None, segments, own_input, kept.get(origin))
+            x = _placed(x)
+            if i in self.shared_layer_origins:
+                kept[i] = {"k": key, "v": value}
+        return self.final_norm(x)
+
+    def __call__(self, tokens: Any, positions: Any, segments: Any) -> jax.Array:  # type: ignore[override]
+        """Logits [batch, length, vocab] float32; arguments as of `hidden_states`."""
+        logits = self.embedder.decode(self.hidden_states(tokens, positions, segments)).astype(jnp.float32)
+        cap = self.config.final_logit_softcap
+        return logits if cap is None else jnp.tanh(logits / cap) * cap
+
+    def get_model_input(self) -> dict[str, jax.Array]:
+        """A small input, for Qwix to see every operation once."""
+        return dict.fromkeys(("tokens", "positions", "segments"), jnp.ones((2, 2), jnp.int32))
+
+
+def _placed(x: jax.Array) -> jax.Array:
+    mesh = jax.interpreters.pxla.thread_resources.env.physical_mesh
+    return x if mesh.empty or mesh.size == 1 else jax.lax.with_sharding_constraint(x, ACTIVATIONS)
+
+
+def _apart(x: jax.Array) -> jax.Array:
+    """x, not to be fused with what makes or takes it, forward and backward.
+
+    XLA:TPU pulls a norm's reduction or an activation's derivative into the matrix product beside it and repeats it for every tile, by
+    which a product takes up to twice as long as alone (docs/planning.md has the figures).
+    """
+    return jax.lax.optimization_barrier(x)
+
+
+def _unit_rms(x: jax.Array) -> jax.Array:
+    wide = x.astype(jnp.float32)
+    return (wide * jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + 1e-6)).astype(x.dtype)
