@@ -42,7 +42,7 @@ def preflight(recipe: Recipe) -> None:
     check_mesh(slice_of(recipe), recipe.mesh.fsdp, recipe.mesh.tp)
     source = recipe.model.source
     text = text_config(source.removeprefix(BUILT_IN)) if source.startswith(BUILT_IN) else read_text_config(Path(source).expanduser())
-    check_model_mesh(text, recipe.train.batch_size, recipe.mesh.fsdp, recipe.mesh.tp)
+    check_model_mesh(text, recipe.train.micro_batch_size, recipe.mesh.fsdp, recipe.mesh.tp)
 
 
 @contextmanager

@@ -3,8 +3,8 @@
     5 × sliding-window layer ─ 1 × global layer ─ repeat          embeddings tied to the output, logits soft-capped
         q, k, v                    q, k (v = k), fewer KV heads, larger head_dim
 
-`PRESETS` holds the sizes that this project makes itself, `OFFICIAL` the released ones, for plans; what is trained or served is read from its
-own config.json.
+`PRESETS` holds the sizes that this project makes itself, `OFFICIAL` the released ones, for plans. What is trained or served is read from
+its own config.json.
 """
 
 from __future__ import annotations

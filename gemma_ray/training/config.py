@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from gemma_ray.section import Section
 
@@ -49,6 +49,17 @@ class TrainConfig(Section):
     )
     attention: Literal["auto", "dot", "splash"] = Field(default="auto", description="auto = splash on TPU, dot elsewhere")
     seed: int = 0
+
+    @model_validator(mode="after")
+    def _whole_micro_batches(self) -> TrainConfig:
+        if self.batch_size % self.micro_batches:
+            raise ValueError(f"batch_size {self.batch_size} is not a multiple of micro_batches {self.micro_batches}")
+        return self
+
+    @property
+    def micro_batch_size(self) -> int:
+        """Rows that the model sees at once."""
+        return self.batch_size // self.micro_batches
 
     def kernel(self, platform: str) -> Literal["dot", "splash"]:
         """The attention kernel on a JAX platform (`tpu`, `cuda`, `cpu`)."""

@@ -1,23 +1,14 @@
 """How the model lies on the (fsdp, tp) mesh, as a table, and the checks that run before anything is loaded.
 
-    parameter                 dimensions          on the mesh
-    embedding                 [v, d]              (tp, fsdp)
-    q; k of global layers     [n, d, h]           (tp, fsdp, -)         LoRA A [d, r] (fsdp, -)     B [r, n, h] (-, tp, -)
-    k and v of sliding layers [2, k, d, h]        (-, tp, fsdp, -)      LoRA A [d, r] (fsdp, -)     B [r, 2, k, h] (-, -, tp, -)
-    o                         [n, h, d]           (tp, -, fsdp)         LoRA A [n, h, r] (tp, -, -) B [r, d] (-, fsdp)
-    gate, up                  [d, f]              (fsdp, tp)            LoRA A [d, r] (fsdp, -)     B [r, f] (-, tp)
-    down                      [f, d]              (tp, fsdp)            LoRA A [f, r] (tp, -)       B [r, d] (-, fsdp)
-    norms                     [d] or [h]          (tp)
-    optimizer state           like its parameter
-    tokens and masks          [batch, length]     (fsdp, -)
-
 The specs themselves are Tunix's annotations, which Qwix carries over to LoRA parameters; `named_sharding` reads them and refuses one whose
 rank or divisibility is wrong. That mismatch is what stopped the paper's authors (arXiv 2605.25645; since fixed in google/tunix 1138,
-1180, 1186).
+1180, 1186). `LAYOUT` says the same without building a model; `tests/training/test_sharding.py` holds it against the annotations.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gemma_ray.errors import ModelError, RecipeError
@@ -25,39 +16,133 @@ from gemma_ray.errors import ModelError, RecipeError
 if TYPE_CHECKING:
     import jax
 
-# What must divide: (what it is, key in config.json, mesh axis).
-_DIVISIBLE = (
-    ("query heads", "num_attention_heads", "tp"),
-    ("KV heads of the sliding-window layers", "num_key_value_heads", "tp"),
-    ("KV heads of the global layers", "num_global_key_value_heads", "tp"),
-    ("MLP hidden size", "intermediate_size", "tp"),
-    ("vocabulary", "vocab_size", "tp"),
-    ("embedding size", "hidden_size", "tp"),
-    ("embedding size", "hidden_size", "fsdp"),
+# fmt: off
+LAYOUT = (
+    # parameter or activation          dimensions     on the mesh
+    ("embedder.input_embedding",       "v d",         "tp fsdp"),
+    ("attn.q_einsum.w",                "n d h",       "tp fsdp -"),
+    ("attn.q_einsum.w_lora_a",         "d r",         "fsdp -"),
+    ("attn.q_einsum.w_lora_b",         "r n h",       "- tp -"),
+    ("attn.k_einsum.w",                "g d h",       "tp fsdp -"),       # K of the global layers, which is V too
+    ("attn.k_einsum.w_lora_a",         "d r",         "fsdp -"),
+    ("attn.k_einsum.w_lora_b",         "r g h",       "- tp -"),
+    ("attn.kv_einsum.w",               "2 k d h",     "- tp fsdp -"),     # K and V
+    ("attn.kv_einsum.w_lora_a",        "d r",         "fsdp -"),
+    ("attn.kv_einsum.w_lora_b",        "r 2 k h",     "- - tp -"),
+    ("attn.attn_vec_einsum.w",         "n h d",       "tp - fsdp"),
+    ("attn.attn_vec_einsum.w_lora_a",  "n h r",       "tp - -"),
+    ("attn.attn_vec_einsum.w_lora_b",  "r d",         "- fsdp"),
+    ("mlp.gate_proj.kernel",           "d f",         "fsdp tp"),
+    ("mlp.gate_proj.kernel_lora_a",    "d r",         "fsdp -"),
+    ("mlp.gate_proj.kernel_lora_b",    "r f",         "- tp"),
+    ("mlp.up_proj.kernel",             "d f",         "fsdp tp"),
+    ("mlp.up_proj.kernel_lora_a",      "d r",         "fsdp -"),
+    ("mlp.up_proj.kernel_lora_b",      "r f",         "- tp"),
+    ("mlp.down_proj.kernel",           "f d",         "tp fsdp"),
+    ("mlp.down_proj.kernel_lora_a",    "f r",         "tp -"),
+    ("mlp.down_proj.kernel_lora_b",    "r d",         "- fsdp"),
+    ("pre_attention_norm.scale",       "d",           "tp"),
+    ("post_attention_norm.scale",      "d",           "tp"),
+    ("pre_ffw_norm.scale",             "d",           "tp"),
+    ("post_ffw_norm.scale",            "d",           "tp"),
+    ("final_norm.scale",               "d",           "tp"),
+    ("attn._query_norm.scale",         "h",           "tp"),
+    ("attn._key_norm.scale",           "h",           "tp"),
+    # E2B and E4B
+    ("embedder.per_layer_input_embedding",     "v l p", "tp - fsdp"),
+    ("embedder.per_layer_model_projection.w",  "d l p", "fsdp - tp"),
+    ("embedder.per_layer_projection_norm.scale", "p",   "tp"),
+    ("per_layer_input_gate.w",         "d p",         "fsdp tp"),
+    ("per_layer_projection.w",         "p d",         "tp fsdp"),
+    ("post_per_layer_input_norm.scale", "d",          "tp"),
+    # 26B-A4B
+    ("moe.gating_einsum",              "e d 2 x",     "fsdp - - tp"),
+    ("moe.linear",                     "e x d",       "fsdp tp -"),
+    # activations
+    ("tokens and masks",               "b t",         "fsdp -"),
+    ("hidden states",                  "b t d",       "fsdp - -"),
+    ("queries",                        "b t n h",     "fsdp - tp -"),
+    ("keys and values of sliding-window layers", "b t k h", "fsdp - tp -"),
+    ("keys and values of global layers", "b t g h",   "fsdp - tp -"),
 )
+"""Optimizer state lies like its parameter."""
+
+DIMENSIONS = {
+    "b": "rows of a micro-batch", "t": "positions", "r": "LoRA rank", "v": "vocabulary", "l": "layers",
+    "d": "embedding size", "f": "MLP hidden size", "x": "expert hidden size", "e": "experts", "p": "per-layer embedding size",
+    "n": "query heads", "k": "KV heads of the sliding-window layers", "g": "KV heads of the global layers", "h": "head size",
+}
+# fmt: on
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A row of the table."""
+
+    name: str
+    dimensions: tuple[str, ...]
+    axes: tuple[str | None, ...]
+
+
+ROWS = tuple(Placed(name, tuple(dims.split()), tuple(None if a == "-" else a for a in axes.split())) for name, dims, axes in LAYOUT)
+
+
+def dimension_sizes(text: dict[str, Any], batch_size: int) -> dict[str, tuple[int, ...]]:
+    """The sizes that a dimension takes in a model (`text` is config.json's text part); none when the model has no such dimension."""
+    has_global = "full_attention" in text["layer_types"]
+    heads = text["num_key_value_heads"]
+    found = {
+        "b": batch_size,
+        "v": text["vocab_size"],
+        "l": text["num_hidden_layers"],
+        "d": text["hidden_size"],
+        "f": text["intermediate_size"],
+        "x": text.get("moe_intermediate_size"),
+        "e": text.get("num_experts"),
+        "p": text.get("hidden_size_per_layer_input"),
+        "n": text["num_attention_heads"],
+        "k": heads,
+        "g": (text.get("num_global_key_value_heads") or heads) if has_global else None,
+    }
+    sizes = {name: (size,) if size else () for name, size in found.items()}
+    return {**sizes, "h": (text["head_dim"], text["global_head_dim"]) if has_global else (text["head_dim"],)}
 
 
 def mesh_problems(text: dict[str, Any], batch_size: int, fsdp: int, tp: int) -> list[str]:
-    """Why a mesh does not suit a model and a batch, one sentence a reason; empty when it does. `text` is config.json's text part."""
-    axes = {"fsdp": fsdp, "tp": tp}
-    problems = [
-        f"{what} {text[key]} are not divisible by {axis}={axes[axis]}"
-        for what, key, axis in _DIVISIBLE
-        if text.get(key) is not None and text[key] % axes[axis]
-    ]
-    if batch_size % fsdp:
-        problems.append(f"train.batch_size {batch_size} is not divisible by fsdp={fsdp}")
-    return problems
+    """Why a mesh does not suit a model and its micro-batch, one sentence a reason with what it concerns; empty when it does."""
+    mesh, sizes = {"fsdp": fsdp, "tp": tp}, dimension_sizes(text, batch_size)
+    reasons: dict[str, list[str]] = {}
+    for name, dimension, axis in _sharded(text):
+        for size in sizes.get(dimension, ()):
+            if size % mesh[axis]:
+                reasons.setdefault(f"{DIMENSIONS[dimension]} {size} are not divisible by {axis}={mesh[axis]}", []).append(name)
+    return [f"{reason} ({names[0]}{' and more' if len(names) > 1 else ''})" for reason, names in reasons.items()]
+
+
+def _sharded(text: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """(row, dimension, mesh axis) of everything of this model that is cut."""
+    one_kv_head = text["num_key_value_heads"] == 1
+    for row in ROWS:
+        if row.name.startswith("attn.k_einsum") and not text["attention_k_eq_v"]:
+            continue
+        for dimension, axis in zip(row.dimensions, row.axes, strict=True):
+            if axis is not None and not (one_kv_head and row.name == "attn.kv_einsum.w" and axis == "tp"):  # Tunix replicates a single one
+                yield row.name, dimension, axis
+
+
+def working_meshes(text: dict[str, Any], batch_size: int, devices: int) -> list[tuple[int, int]]:
+    """Every (fsdp, tp) of so many devices that suits the model and its micro-batch."""
+    splits = [(f, devices // f) for f in range(1, devices + 1) if devices % f == 0]
+    return [(f, t) for f, t in splits if not mesh_problems(text, batch_size, f, t)]
 
 
 def check_mesh(text: dict[str, Any], batch_size: int, fsdp: int, tp: int) -> None:
-    """Raise RecipeError when the mesh does not divide the model or the batch, naming each reason and the meshes that would work."""
+    """Raise RecipeError when the mesh does not divide the model or the micro-batch, naming each reason and the meshes that would work."""
     problems = mesh_problems(text, batch_size, fsdp, tp)
     if not problems:
         return
     devices = fsdp * tp
-    splits = [(f, devices // f) for f in range(1, devices + 1) if devices % f == 0]
-    works = [f"fsdp={f} tp={t}" for f, t in splits if not mesh_problems(text, batch_size, f, t)]
+    works = [f"fsdp={f} tp={t}" for f, t in working_meshes(text, batch_size, devices)]
     remedy = f"On {devices} devices these work: {', '.join(works)}" if works else f"No mesh of {devices} devices works; use another number"
     raise RecipeError(f"mesh fsdp={fsdp} tp={tp}: {'; '.join(problems)}. {remedy}")
 

@@ -1,0 +1,60 @@
+"""The layout table against the annotations that Tunix and Qwix put on the parameters, and what it says of every released size."""
+
+from __future__ import annotations
+
+import pytest
+
+from gemma_ray.errors import RecipeError
+from gemma_ray.models.gemma4 import OFFICIAL, text_config
+from gemma_ray.training.build import abstract_model
+from gemma_ray.training.config import LoraConfig
+from gemma_ray.training.sharding import ROWS, check_mesh, dimension_sizes, make_mesh, mesh_problems, working_meshes
+
+
+@pytest.mark.parametrize("name", ["gemma4-31b", "gemma4-e4b"])
+def test_the_table_is_what_upstream_annotates(name: str) -> None:
+    text = text_config(name)
+    text["num_hidden_layers"], text["layer_types"], text["num_kv_shared_layers"] = 6, text["layer_types"][:6], 0
+    rank = 7
+    with make_mesh(4, 2) as mesh:
+        model = abstract_model(text, mesh, "bfloat16", LoraConfig(rank=rank))
+    sizes = {**dimension_sizes(text, 8), "r": (rank,), "2": (2,)}
+    table = {row.name: row for row in ROWS}
+    seen = set()
+    for path, leaf in {**model.base_leaves, **model.adapter_leaves}.items():
+        row = table.get(path.split(".", 2)[2] if path.startswith("layers.") else path)
+        if row is None:
+            assert path.endswith("skip_scale"), path
+            continue
+        seen.add(row.name)
+        assert tuple(leaf.sharding.spec) + (None,) * (len(leaf.shape) - len(leaf.sharding.spec)) == row.axes, path
+        for dimension, size in zip(row.dimensions, leaf.shape, strict=True):
+            assert size in sizes[dimension], (path, dimension)
+    assert len(seen) >= 25
+
+
+MESHES_OF_8 = {
+    "gemma4-e2b": [(8, 1)],
+    "gemma4-e4b": [(4, 2), (8, 1)],
+    "gemma4-26b-a4b": [(4, 2), (8, 1)],
+    "gemma4-31b": [(2, 4), (4, 2), (8, 1)],
+}
+
+
+@pytest.mark.parametrize("name", OFFICIAL)
+def test_meshes_of_eight_devices(name: str) -> None:
+    assert working_meshes(text_config(name), 8, 8) == MESHES_OF_8[name]
+
+
+def test_31b_takes_tp_4_and_not_8() -> None:
+    text = text_config("gemma4-31b")
+    assert mesh_problems(text, 8, fsdp=1, tp=4) == []
+    with pytest.raises(RecipeError) as refused:
+        check_mesh(text, 8, fsdp=1, tp=8)
+    assert "KV heads of the global layers 4 are not divisible by tp=8 (attn.k_einsum.w and more)" in str(refused.value)
+    assert "On 8 devices these work: fsdp=2 tp=4, fsdp=4 tp=2, fsdp=8 tp=1" in str(refused.value)
+
+
+def test_a_micro_batch_that_does_not_divide_is_named() -> None:
+    with pytest.raises(RecipeError, match=r"rows of a micro-batch 3 are not divisible by fsdp=2 \(tokens and masks and more\)"):
+        check_mesh(text_config("gemma4-31b"), 3, fsdp=2, tp=4)
