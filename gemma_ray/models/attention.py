@@ -92,6 +92,17 @@ def _splash(query: Any, key: Any, value: Any, segments: Any, window: int | None,
     return sharded(kernel, *(x.swapaxes(1, 2) for x in (query, key, value)), segments).swapaxes(1, 2)
 
 
+def pick_kernel(wanted: str, platform: str, length: int, text: dict[str, Any]) -> Kernel:
+    """The kernel for rows of `length` on a JAX platform: splash on TPU where it takes the rows and the head sizes, dot elsewhere.
+
+    `wanted` is `auto` or a kernel's name, `text` config.json's text part.
+    """
+    if wanted != "auto":
+        return "splash" if wanted == "splash" else "dot"
+    sizes = (length, text["head_dim"], text["global_head_dim"])
+    return "splash" if platform == "tpu" and not any(size % SMALLEST_BLOCK for size in sizes) else "dot"
+
+
 def block_size(length: int, dim: int, wanted: int | None = None) -> int:
     """Splash's block for rows of `length` and a head dimension: the wanted one or the table's, halved until it divides the length.
 

@@ -47,7 +47,9 @@ class TrainConfig(Section):
     remat: Literal["none", "elementwise", "layer"] = Field(
         default="none", description="what the backward pass computes again: nothing, all but matrix products, or whole layers"
     )
-    attention: Literal["auto", "dot", "splash"] = Field(default="auto", description="auto = splash on TPU, dot elsewhere")
+    attention: Literal["auto", "dot", "splash"] = Field(
+        default="auto", description="auto = splash on TPU for rows and heads of multiples of 128, else dot"
+    )
     seed: int = 0
 
     @model_validator(mode="after")
@@ -60,12 +62,6 @@ class TrainConfig(Section):
     def micro_batch_size(self) -> int:
         """Rows that the model sees at once."""
         return self.batch_size // self.micro_batches
-
-    def kernel(self, platform: str) -> Literal["dot", "splash"]:
-        """The attention kernel on a JAX platform (`tpu`, `cuda`, `cpu`)."""
-        if self.attention == "auto":
-            return "splash" if platform == "tpu" else "dot"
-        return self.attention
 
 
 class MeshConfig(Section):

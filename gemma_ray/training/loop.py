@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ from tunix.sft.peft_trainer import PeftTrainer, TrainingConfig
 
 from gemma_ray.data.source import batches
 from gemma_ray.errors import CheckpointError, StageError
+from gemma_ray.models.attention import pick_kernel
+from gemma_ray.models.gemma4 import read_text_config
 from gemma_ray.training.batches import check_same_batch, place_batch
 from gemma_ray.training.build import build_model
 from gemma_ray.training.config import LoraConfig, MeshConfig, TrainConfig
@@ -67,7 +70,7 @@ def train(job: TrainJob, report: Report) -> TrainResult:
     mesh = make_mesh(job.mesh.fsdp, job.mesh.tp)
     adapter = job.lora if job.train.mode == "lora" else None
     with mesh:
-        kernel = job.train.kernel(mesh.devices.flat[0].platform)
+        kernel = pick_kernel(job.train.attention, mesh.devices.flat[0].platform, job.seq_len, read_text_config(job.model))
         model = build_model(job.model, mesh, job.dtype, adapter, seed=job.train.seed, remat=job.train.remat, kernel=kernel)
         trainer = Trainer(model, job, mesh, report)
         if trainer.train_steps < job.train.steps:
@@ -119,12 +122,12 @@ class Trainer(PeftTrainer):
         return placed
 
     def jit_train_and_eval_step(self, skip_jit: bool = False, cache_nnx_graph: bool = False) -> Any:
-        """The step that is run; there is no evaluation."""
+        """What Tunix calls for each batch, in the shape in which it looks for it; there is no evaluation."""
         del skip_jit, cache_nnx_graph
         if self._step is None:
             self._shard_optimizer(self.mesh)
-            self._step = Step(self.model, self.optimizer, self.job.train.micro_batches)
-        return self._step, None
+            self._step = Step(self.model, self.optimizer, self.job.train.micro_batches, self.mesh.devices.flat[0].platform)
+        return partial(self._step), None
 
     def custom_checkpoint_metadata(self) -> dict[str, Any]:
         """What a checkpoint holds besides arrays: Grain's state, the adapter's definition, and what it was made from."""

@@ -16,6 +16,7 @@ import optax
 from flax import nnx
 
 from gemma_ray.training.loss import next_token_loss, targets_and_weights
+from gemma_ray.training.xla_options import xla_options
 
 Batch = dict[str, Any]
 """`tokens`, `loss_mask`, `positions` and `segments`, each [batch, length]; segment 0 is padding."""
@@ -26,23 +27,26 @@ Outcome = tuple[jax.Array, dict[str, jax.Array], jax.Array]
 class Step:
     """The compiled step of a model and its optimizer."""
 
-    def __init__(self, model: nnx.Module, optimizer: nnx.Optimizer, micro_batches: int = 1):
-        """`micro_batches` splits a batch into as many parts that go one after another, with the same result and less memory."""
+    def __init__(self, model: nnx.Module, optimizer: nnx.Optimizer, micro_batches: int = 1, platform: str = "cpu"):
+        """`micro_batches` splits a batch into as many parts that go one after another, with the same result and less memory.
+
+        `platform` is that of the mesh's devices, for XLA's options.
+        """
         self.whole, self.micro_batches = (model, optimizer), micro_batches
         self.changes = nnx.Any(optimizer.wrt, nnx.OptState)
         self.graph, changing, self.frozen = nnx.split(self.whole, self.changes, ...)
         shardings = (jax.tree.map(lambda leaf: leaf.sharding, changing), None)
-        self.jitted = jax.jit(self._run, donate_argnums=0, out_shardings=shardings)
+        self.jitted_fn = jax.jit(self._run, donate_argnums=0, out_shardings=shardings, compiler_options=xla_options(platform))
 
     def __call__(self, batch: Batch) -> Outcome:
         """Update model and optimizer on one global batch."""
-        changed, outcome = self.jitted(nnx.state(self.whole, self.changes), self.frozen, batch)
+        changed, outcome = self.jitted_fn(nnx.state(self.whole, self.changes), self.frozen, batch)
         nnx.update(self.whole, changed)
         return outcome
 
     def lower(self, batch: Batch) -> Any:
         """The step for arguments of this shape and sharding, not yet compiled; model, optimizer and batch may be abstract."""
-        return self.jitted.lower(nnx.state(self.whole, self.changes), self.frozen, batch)
+        return self.jitted_fn.lower(nnx.state(self.whole, self.changes), self.frozen, batch)
 
     def _run(self, changing: Any, frozen: Any, batch: Batch) -> tuple[Any, Outcome]:
         model, optimizer = nnx.merge(self.graph, changing, frozen)

@@ -11,7 +11,8 @@ import pytest
 from flax import nnx
 
 from gemma_ray.errors import ModelError
-from gemma_ray.models.attention import attend, block_size
+from gemma_ray.models.attention import attend, block_size, pick_kernel
+from gemma_ray.models.gemma4 import text_config
 from gemma_ray.models.packed import REMAT
 from gemma_ray.training.build import build_model
 from gemma_ray.training.config import LoraConfig
@@ -112,3 +113,18 @@ def test_every_remat_policy_gives_the_same_gradients(tiny_gemma: Path) -> None:
     for value, gradients in found.values():
         assert value == pytest.approx(reference_value, rel=1e-6)
         assert all(np.allclose(a, b, rtol=1e-3, atol=1e-4) for a, b in zip(reference, gradients, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("wanted", "platform", "length", "kernel"),
+    [
+        ("auto", "tpu", 4096, "splash"),
+        ("auto", "tpu", 240, "dot"),
+        ("auto", "cpu", 4096, "dot"),
+        ("auto", "cuda", 4096, "dot"),
+        ("splash", "cpu", 128, "splash"),
+        ("dot", "tpu", 4096, "dot"),
+    ],
+)
+def test_the_kernel_follows_platform_and_row(wanted: str, platform: str, length: int, kernel: str) -> None:
+    assert pick_kernel(wanted, platform, length, text_config("gemma4-31b")) == kernel

@@ -1,0 +1,103 @@
+"""What is compiled, and what came of it: the two documents that the planner and its compiling process exchange."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class CompileJob:
+    """A training step, as far as its program depends on it. Nothing here changes what is learnt by how much."""
+
+    text: dict[str, Any]
+    """config.json's text part."""
+    accelerator: str
+    """A TPU generation as XLA names it, such as v5p."""
+    topology: str
+    """Chips, such as 2x2x1."""
+    fsdp: int
+    tp: int
+    dtype: str
+    mode: str
+    rank: int
+    alpha: float
+    targets: tuple[str, ...]
+    batch_size: int
+    micro_batches: int
+    length: int
+    remat: str
+    attention: str
+    clip: bool
+    splash_block: int | None = None
+
+    @property
+    def tokens(self) -> int:
+        """Positions of the rows of one step, padding included."""
+        return self.batch_size * self.length
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, document: dict[str, Any]) -> CompileJob:
+        """The inverse."""
+        return cls(**{**document, "targets": tuple(document["targets"])})
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Collectives of one kind in one step, on one device."""
+
+    kind: str
+    devices: int
+    count: int
+    payload_bytes: int
+    link_bytes: int
+    overlapped: int
+    """How many of `count` run beside computation."""
+    exposed_link_bytes: int
+    """Of `link_bytes`, those that computation waits for."""
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What XLA:TPU says of a compiled step. Bytes, FLOPs and seconds are of one device and one step."""
+
+    base_bytes: int
+    adapter_bytes: int
+    optimizer_bytes: int
+    batch_bytes: int
+    temporary_bytes: int
+    peak_bytes: int
+    base_parameters: int
+    trained_parameters: int
+    flops: float
+    """As XLA counts: a loop's body once, attention kernels not at all."""
+    loop_flops: float
+    """What the first of those leaves out."""
+    bytes_accessed: float
+    optimal_s: float
+    """XLA's `optimal_seconds`: the sum over operations of the larger of compute and memory time, a loop's body once."""
+    cycles: float
+    """Sum of the compiler's cycles for every operation, loop bodies as often as they run."""
+    product_cycles: float
+    loop_cycles: float
+    """Of `cycles`, those of every run of a loop's body but the first."""
+    kernels: dict[str, int]
+    """Pallas kernels by name, without an estimate."""
+    slowest: tuple[tuple[str, float], ...]
+    """Operations by cycles."""
+    traffic: tuple[Traffic, ...]
+    compile_s: float
+    host_bytes: int
+    """Largest resident memory of the compiling process."""
+    versions: dict[str, str]
+
+    @classmethod
+    def from_json(cls, document: dict[str, Any]) -> Compiled:
+        """From what `dataclasses.asdict` gave."""
+        slowest = tuple((name, cycles) for name, cycles in document["slowest"])
+        return cls(**{**document, "slowest": slowest, "traffic": tuple(Traffic(**t) for t in document["traffic"])})

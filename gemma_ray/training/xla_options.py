@@ -1,0 +1,20 @@
+"""Options of XLA that the training step is compiled with, by platform, on the chip and in a plan alike."""
+
+from __future__ import annotations
+
+OPTIONS: dict[str, dict[str, bool | int | str]] = {
+    "tpu": {
+        # Gather the next layer's weights while this layer's matrix products run, instead of before them. The same flags as MaxText's
+        # (AI-Hypercomputer/maxtext, benchmarks/xla_flags_library.py).
+        "xla_enable_async_all_gather": True,
+        "xla_tpu_enable_async_collective_fusion": True,
+        "xla_tpu_enable_async_collective_fusion_fuse_all_gather": True,
+        "xla_tpu_enable_async_collective_fusion_multiple_steps": True,
+        "xla_tpu_overlap_compute_collective_tc": True,
+    },
+}
+
+
+def xla_options(platform: str) -> dict[str, bool | int | str]:
+    """Compiler options for a JAX platform (`tpu`, `gpu`, `cpu`); none where none are needed."""
+    return OPTIONS.get(platform, {})
