@@ -1,13 +1,14 @@
 """Where a run keeps its artifacts, and how they are written so that a kill leaves only whole ones.
 
 A run is a folder. Each stage writes one file or folder of it (`RunPaths` is the table), first under a temporary name beside the target and
-then renamed: an artifact that exists is whole. `stage_done` adds a record of what the artifact was made from, so that a second start
-skips finished stages and refuses to mix two recipes in one run.
+then renamed: an artifact that exists is whole. `mark_stage_done` adds a record of what the artifact was made from and of its files, so that
+a second start skips what is finished and makes again what was damaged since.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import itertools
 import json
@@ -191,12 +192,35 @@ def _remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def stage_done(paths: RunPaths, stage: str, made_from: Any) -> bool:
-    """Whether `stage` finished in this run from exactly `made_from`."""
-    record = paths.stages / f"{stage}.json"
-    return record.exists() and read_json(record)["made_from"] == fingerprint(made_from)
+def stage_done(paths: RunPaths, stage: str, made_from: Any, artifact: Path) -> bool:
+    """Whether `stage` finished in this run from exactly `made_from`, and its artifact still has every file it had, in full length."""
+    try:
+        record = read_json(paths.stages / f"{stage}.json")
+        return record["made_from"] == fingerprint(made_from) and record["files"] == _inventory(artifact)
+    except (OSError, ValueError, KeyError, TypeError):  # no record, or a damaged one
+        return False
 
 
-def mark_stage_done(paths: RunPaths, stage: str, made_from: Any) -> None:
-    """Record that `stage` finished from `made_from`; call it after the stage's artifact is in place."""
-    write_json(paths.stages / f"{stage}.json", {"made_from": fingerprint(made_from)})
+def mark_stage_done(paths: RunPaths, stage: str, made_from: Any, artifact: Path) -> None:
+    """Record that `stage` finished from `made_from`; call it after the artifact, a file or a folder, is in place."""
+    write_json(paths.stages / f"{stage}.json", {"made_from": fingerprint(made_from), "files": _inventory(artifact)})
+
+
+def forget_stage(paths: RunPaths, stage: str) -> None:
+    """Take back `mark_stage_done`; call it before the artifact changes."""
+    (paths.stages / f"{stage}.json").unlink(missing_ok=True)
+
+
+def _inventory(artifact: Path) -> dict[str, int]:
+    """Bytes of every file of an artifact."""
+    files = [path for path in artifact.rglob("*") if path.is_file()] if artifact.is_dir() else [artifact]
+    return {str(path.relative_to(artifact.parent)): path.stat().st_size for path in sorted(files)}
+
+
+@contextlib.contextmanager
+def alone(lock: Path, wait: bool = False) -> Iterator[None]:
+    """Hold a lock for the time of the block; other processes that ask for it wait, or get a BlockingIOError."""
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with lock.open("w") as f:
+        fcntl.flock(f, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield

@@ -7,6 +7,7 @@ failed, 2 the input was wrong, 130 interrupted.
 from __future__ import annotations
 
 import dataclasses
+import importlib.metadata
 import json
 import sys
 from pathlib import Path
@@ -19,12 +20,18 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
-    help="Fine-tune, serve and evaluate Gemma 4 on Ray.",
 )
 data = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Training data: prepare it, look at it.")
 app.add_typer(data, name="data")
 
-RecipeArgument = Annotated[str, typer.Argument(metavar="RECIPE", help="YAML file, or the name of a shipped recipe")]
+
+def _shipped() -> list[str]:
+    from gemma_ray.recipe import shipped_recipes
+
+    return shipped_recipes()
+
+
+RecipeArgument = Annotated[str, typer.Argument(metavar="RECIPE", help="YAML file, or a shipped recipe: " + ", ".join(_shipped()))]
 SetOption = Annotated[
     list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override a key of the recipe; may be repeated")
 ]
@@ -32,6 +39,14 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON documen
 DebugOption = Annotated[bool, typer.Option("--debug", help="Show tracebacks")]
 UrlOption = Annotated[str | None, typer.Option("--url", help="Any OpenAI-compatible endpoint, instead of one of this run's own")]
 ModelOption = Annotated[str | None, typer.Option("--model", help="Model to ask the endpoint of --url for")]
+
+
+@app.callback(invoke_without_command=True)
+def version(show: Annotated[bool, typer.Option("--version", help="Print the version and leave")] = False) -> None:
+    """Fine-tune, serve and evaluate Gemma 4 on Ray."""
+    if show:
+        sys.stdout.write(importlib.metadata.version("gemma-ray") + "\n")
+        raise typer.Exit
 
 
 @app.command()
@@ -50,7 +65,7 @@ def quickstart(
         place = [] if out is None else [f"run.dir={json.dumps(str(out))}"]
         loaded = _load(recipe, [*(overrides or []), *place])
         page = stage.run(loaded, Progress())
-        _show(as_json, {"report": str(page)}, f"Done. Open {page}")
+        _show(as_json, {"report": str(page)}, f"\n{stage.results(loaded)}\n\nreport: {page}")
 
 
 @app.command()
@@ -152,8 +167,9 @@ def verify(recipe: RecipeArgument, overrides: SetOption = None, as_json: JsonOpt
         from workloads import verify as stage
         from workloads.progress import Progress
 
-        result = stage.run(_load(recipe, overrides), Progress())
-        _show(as_json, result, f"verified: {result['summary']}")
+        loaded = _load(recipe, overrides)
+        result = stage.run(loaded, Progress())
+        _show(as_json, result, f"verified: {loaded.run.path / 'verify.json'}")
 
 
 @app.command()
@@ -231,7 +247,7 @@ def bench(
 @app.command()
 def report(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs; several are shown side by side")],
-    out: Annotated[Path | None, typer.Option("--out", help="Page to write [default: report.html in the first run]")] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="Page to write [default: report.html in the run, comparison.html in the first of several]")] = None,
     as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
@@ -239,7 +255,7 @@ def report(
     with _reported(debug):
         from gemma_ray.reporting.page import report as make_page
 
-        page = make_page(runs, out or runs[0] / "report.html")
+        page = make_page(runs, out or runs[0] / ("report.html" if len(runs) == 1 else "comparison.html"))
         _show(as_json, {"report": str(page)}, str(page))
 
 

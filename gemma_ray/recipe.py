@@ -10,6 +10,7 @@ the run.
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
@@ -34,13 +35,23 @@ class RunConfig(Section):
     """Where artifacts go."""
 
     dir: str = "runs/default"
-    cache_dir: str = Field(default="~/.cache/gemma-ray", description="base weights and data that several runs share")
+    cache_dir: str | None = Field(
+        default=None, description="base weights and data that several runs share; null = gemma-ray in $XDG_CACHE_HOME or ~/.cache"
+    )
 
     @field_validator("dir", "cache_dir")
     @classmethod
-    def _local(cls, folder: str) -> str:
+    def _local(cls, folder: str | None) -> str | None:
+        if folder is None:
+            return None
         if "://" in folder:
             raise ValueError("artifacts are renamed into place, which only a file system does; name a local or mounted folder")
+        if "\0" in folder or not folder.strip():
+            raise ValueError("not a folder's name")
+        try:
+            Path(folder).expanduser()
+        except RuntimeError as e:
+            raise ValueError("no such user; name a folder") from e
         return folder
 
     @property
@@ -49,7 +60,7 @@ class RunConfig(Section):
 
     @property
     def cache_path(self) -> Path:
-        return Path(self.cache_dir).expanduser()
+        return (Path(self.cache_dir) if self.cache_dir else Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "gemma-ray").expanduser()
 
 
 class ClusterConfig(Section):

@@ -186,7 +186,7 @@ install_system_package iverilog iverilog icarus-verilog
 install_system_package bwrap bubblewrap ""
 warn_of_missing_programs
 fingerprint >"$stamp"
-say "ready in $((SECONDS - began)) s. Next: make quickstart"
+say "ready in $((SECONDS - began)) s"
 if [ -f gemma_ray/cli.py ]; then
   "$venv/bin/gemma-ray" doctor || say "something that is required is missing; see above"
 fi

@@ -14,8 +14,10 @@ import pytest
 
 from gemma_ray.artifacts import (
     RunPaths,
+    alone,
     file_sha256,
     fingerprint,
+    forget_stage,
     mark_stage_done,
     read_json,
     stage_done,
@@ -206,13 +208,40 @@ def test_json_keeps_its_value(tmp_path: Path):
     assert read_json(tmp_path / "a.json") == value
 
 
-def test_a_stage_is_done_only_for_what_it_was_made_from(tmp_path: Path):
+def test_a_stage_is_done_for_the_same_inputs_while_its_artifact_is_whole(tmp_path: Path) -> None:
     paths = RunPaths(tmp_path)
-    assert not stage_done(paths, "train", {"steps": 10})
-    mark_stage_done(paths, "train", {"steps": 10})
-    assert stage_done(paths, "train", {"steps": 10})
-    assert not stage_done(paths, "train", {"steps": 11})
-    assert not stage_done(paths, "convert", {"steps": 10})
+    artifact = tmp_path / "model"
+    (artifact / "inner").mkdir(parents=True)
+    (artifact / "inner" / "a.bin").write_bytes(b"12345")
+    assert not stage_done(paths, "convert", {"steps": 10}, artifact)
+    mark_stage_done(paths, "convert", {"steps": 10}, artifact)
+    assert stage_done(paths, "convert", {"steps": 10}, artifact)
+    assert not stage_done(paths, "convert", {"steps": 11}, artifact)
+    assert not stage_done(paths, "train", {"steps": 10}, artifact)
+    (artifact / "inner" / "a.bin").write_bytes(b"1234")  # cut short
+    assert not stage_done(paths, "convert", {"steps": 10}, artifact)
+    (artifact / "inner" / "a.bin").unlink()
+    assert not stage_done(paths, "convert", {"steps": 10}, artifact)
+
+
+def test_a_forgotten_or_damaged_record_counts_as_not_done(tmp_path: Path) -> None:
+    paths = RunPaths(tmp_path)
+    artifact = tmp_path / "verify.json"
+    artifact.write_text("{}")
+    mark_stage_done(paths, "verify", 1, artifact)
+    (paths.stages / "verify.json").write_text("{")
+    assert not stage_done(paths, "verify", 1, artifact)
+    mark_stage_done(paths, "verify", 1, artifact)
+    forget_stage(paths, "verify")
+    forget_stage(paths, "verify")
+    assert not stage_done(paths, "verify", 1, artifact)
+
+
+def test_a_lock_is_held_by_one(tmp_path: Path) -> None:
+    with alone(tmp_path / "new" / "lock"), pytest.raises(BlockingIOError), alone(tmp_path / "new" / "lock"):
+        pass
+    with alone(tmp_path / "new" / "lock"):
+        pass
 
 
 def test_a_fingerprint_follows_values_and_not_their_order():

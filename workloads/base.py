@@ -5,13 +5,11 @@ raw modules ─► tokenizer ─► random weights ─► rows of text ─► fu
 
 from __future__ import annotations
 
-import fcntl
 import functools
-from collections.abc import Iterator
-from contextlib import contextmanager
+import shutil
 from pathlib import Path
 
-from gemma_ray.artifacts import fingerprint, whole_folder
+from gemma_ray.artifacts import alone, fingerprint, whole_folder
 from gemma_ray.conversion.export import export
 from gemma_ray.data.prepare import prepare_text
 from gemma_ray.data.verilog import raw_verilog, training_texts
@@ -46,7 +44,7 @@ def base_model(recipe: Recipe, progress: Progress) -> Path:
     target = recipe.run.cache_path / "models" / f"{preset}-{made_from}"
     if target.is_dir():
         return target
-    with _alone(target):
+    with alone(target.with_name(f".{target.name}.lock"), wait=True):  # a second run waits, and finds it made
         if target.is_dir():
             return target
         with timed(recipe, "base model", progress):
@@ -87,12 +85,4 @@ def _make(recipe: Recipe, preset: str, texts: tuple[str, ...], target: Path, mad
     with cluster(recipe) as hardware:
         train_on(hardware, recipe, start, data, work, settings, config.seq_len, made_from, progress, name="base")
         run_task(export, start, checkpoints, target, recipe.convert, num_cpus=1)
-
-
-@contextmanager
-def _alone(target: Path) -> Iterator[None]:
-    """Hold a lock, so that two runs do not make the same model at once; the second waits and finds it made."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with target.with_name(f".{target.name}.lock").open("w") as f:
-        fcntl.flock(f, fcntl.LOCK_EX)
-        yield
+    shutil.rmtree(work)

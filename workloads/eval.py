@@ -54,7 +54,7 @@ def run(
         with timed(recipe, stage, progress):
             work()
     else:
-        once(recipe, stage, _made_from(recipe, weights, dataset), out / "summary.json", work, progress)
+        once(recipe, stage, _made_from(recipe, weights, dataset), out, work, progress)
     return read_json(out / "summary.json")
 
 
@@ -62,7 +62,7 @@ def pending(recipe: Recipe, progress: Progress, of: str) -> bool:
     """Whether RUN still lacks this evaluation of these very weights."""
     out, stage = _place(recipe, of)
     made_from = _made_from(recipe, _weights(recipe, progress, of), problems_folder(recipe, progress))
-    return not is_done(recipe, stage, made_from, out / "summary.json")
+    return not is_done(recipe, stage, made_from, out)
 
 
 def problems_folder(recipe: Recipe, progress: Progress) -> Path:

@@ -39,7 +39,7 @@ def run(recipe: Recipe, progress: Progress) -> Manifest:
             "tokenizer": Tokenizer(base).fingerprint(),
         }
         paths = run_paths(recipe)
-        once(recipe, "prepare", made_from, paths.manifest, lambda: _prepare(recipe, source, base), progress)
+        once(recipe, "prepare", made_from, paths.data, lambda: _prepare(recipe, source, base), progress)
     manifest = read_manifest(paths.data)
     check_shards(paths.data, manifest)
     return manifest

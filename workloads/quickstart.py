@@ -6,7 +6,10 @@ Every stage skips itself when its artifact is there and was made from the same i
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+from gemma_ray.artifacts import read_json
+from gemma_ray.benchmarking.sweep import read_cells, table
 from gemma_ray.errors import ToolError
 from gemma_ray.recipe import Recipe
 from gemma_ray.serving.application import serve_models
@@ -15,11 +18,11 @@ from workloads import bench, convert, eval, report, train, verify
 from workloads.command import main
 from workloads.endpoint import BASE, TUNED, announced, served_models
 from workloads.progress import Progress
-from workloads.stage import cluster, preflight, timed
+from workloads.stage import cluster, preflight, run_paths, timed
 
 
 def run(recipe: Recipe, progress: Progress) -> Path:
-    """Prepare, train, convert, verify, serve, evaluate the base and the tuned model, benchmark; returns the report's path.
+    """Prepare, train, convert, verify, serve, evaluate the base and the tuned model, benchmark, report; returns the report's path.
 
     Raises ToolError before anything starts when the machine lacks what a stage needs.
     """
@@ -31,7 +34,25 @@ def run(recipe: Recipe, progress: Progress) -> Path:
         verify.run(recipe, progress)
         if eval.pending(recipe, progress, BASE) or eval.pending(recipe, progress, TUNED) or bench.pending(recipe, progress):
             measure(recipe, progress)
+        else:
+            progress.note("── serve, eval-base, eval, bench: already done")
     return report.run(recipe, progress)
+
+
+def results(recipe: Recipe) -> str:
+    """What a finished quickstart measured, for people."""
+    paths = run_paths(recipe)
+    before, after = read_json(paths.eval_base / "summary.json"), read_json(paths.eval / "summary.json")
+    lines = ["held-out        before tuning              after"]
+    for key in ("pass@1", "pass@5"):
+        if before[key] and after[key]:
+            lines.append(f"{key:15} {_share(before[key]):26} {_share(after[key])}")
+    return "\n".join([*lines, "", table(read_cells(paths.bench))])
+
+
+def _share(estimate: dict[str, Any]) -> str:
+    low, high = estimate["ci95"]
+    return f"{estimate['value']:.1%} ({low:.1%} to {high:.1%})"
 
 
 def measure(recipe: Recipe, progress: Progress) -> None:

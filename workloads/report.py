@@ -14,9 +14,8 @@ from workloads.stage import run_paths
 def run(recipe: Recipe, progress: Progress) -> Path:
     """Write RUN/report.html and return its path."""
     paths = run_paths(recipe)
-    page = report([paths.root], paths.report)
-    progress.note(f"report: {page}")
-    return page
+    with progress.stage("report"):
+        return report([paths.root], paths.report)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from gemma_ray.recipe import Recipe
+from gemma_ray.training.checkpoints import latest_step
 from gemma_ray.training.config import TrainConfig
 from raycluster.slices import Slice
 from raycluster.trainer import run_spmd, send_report
@@ -44,6 +45,9 @@ def train_on(
         note = f"loss {report['loss']:.3f}  {report['tokens_per_s']:,.0f} tokens/s"
         progress.update(report["step"], report["steps"], "steps", note)
 
+    done = latest_step(out / "checkpoints")
+    if done:
+        progress.note(f"   continuing from step {done} ({out / 'checkpoints'})")
     progress.note(f"   starting {hardware.hosts} JAX process(es) × {hardware.devices_per_host} device(s)")
     return run_spmd(train_worker, job, hardware, name=name, storage=out / ".ray", max_failures=RESTARTS, on_report=show)
 

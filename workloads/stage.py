@@ -6,17 +6,21 @@ A stage is a module with `run(recipe, progress, ...)`. It looks whether its arti
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
+import os
 import platform
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from gemma_ray.artifacts import RunPaths, mark_stage_done, read_json, stage_done, write_json
+from gemma_ray.artifacts import RunPaths, alone, forget_stage, mark_stage_done, read_json, stage_done, write_json
+from gemma_ray.errors import RecipeError, ResourceError
 from gemma_ray.models.gemma4 import read_text_config, text_config
-from gemma_ray.recipe import Recipe
+from gemma_ray.recipe import Recipe, load_recipe
 from gemma_ray.training.sharding import check_mesh as check_model_mesh
 from raycluster.session import connect
 from raycluster.slices import Slice, check_mesh, resolve
@@ -49,41 +53,105 @@ def preflight(recipe: Recipe) -> None:
 def cluster(recipe: Recipe) -> Iterator[Slice]:
     """The recipe's slice with Ray connected to it; stages inside one another share the connection (`connect` sees to that)."""
     hardware = slice_of(recipe)
+    check_folders(recipe)
     with connect(hardware, recipe.cluster.address):
         yield hardware
 
 
+def check_folders(recipe: Recipe) -> None:
+    """Raise ResourceError when `run.dir` or `run.cache_dir` is not a folder that can be made and written. Nothing is left behind."""
+    for key, folder in (("run.dir", recipe.run.path), ("run.cache_dir", recipe.run.cache_path)):
+        missing = [place for place in (folder, *folder.parents) if not os.path.lexists(place)]
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=folder):
+                pass
+        except OSError as e:
+            raise ResourceError(f"{key} = '{folder}': cannot be written ({e.strerror}); name a folder of yours") from e
+        finally:
+            for place in missing:
+                with contextlib.suppress(OSError):
+                    place.rmdir()
+
+
 def is_done(recipe: Recipe, name: str, made_from: Any, artifact: Path) -> bool:
-    """Whether a stage's artifact is there and was made from the same inputs."""
-    return artifact.exists() and stage_done(run_paths(recipe), name, made_from)
+    """Whether a stage's artifact is there, whole, and was made from the same inputs."""
+    return stage_done(run_paths(recipe), name, made_from, artifact)
 
 
 def once(recipe: Recipe, name: str, made_from: Any, artifact: Path, work: Callable[[], None], progress: Progress) -> None:
-    """Do a stage's work unless it `is_done`; then record that it is, and the time it took."""
+    """Do a stage's work unless it `is_done`; then record that it is, and the time it took. `artifact` is all that the work writes."""
     if is_done(recipe, name, made_from, artifact):
         progress.note(f"── {name}: already done ({artifact})")
         return
     with timed(recipe, name, progress):
         work()
-    mark_stage_done(run_paths(recipe), name, made_from)
+        mark_stage_done(run_paths(recipe), name, made_from, artifact)
+
+
+# Sections of the recipe that a stage's artifact follows from. What other stages followed from stays in RUN/recipe.yaml as it was.
+SECTIONS = {
+    "base model": ("model", "mesh", "cluster"),
+    "prepare": ("data",),
+    "train": ("model", "data", "lora", "train", "mesh", "cluster"),
+    "convert": ("convert",),
+    "verify": ("convert",),
+    "serve": ("serve",),
+    "eval": ("eval",),
+    "eval-base": ("eval",),
+    "bench": ("bench",),
+    "plan": ("plan",),
+}
+EVERY_STAGE = ("cost", "run")
 
 
 @contextmanager
 def timed(recipe: Recipe, name: str, progress: Progress) -> Iterator[None]:
-    """Head a stage, leave the resolved recipe in the run, and add the stage's time to timings.json when it ends well."""
+    """Head a stage and hold its lock; when it ends well, add its sections to RUN/recipe.yaml and its time to timings.json.
+
+    Raises ResourceError when another process is at the same stage of this run.
+    """
+    check_folders(recipe)
     paths = run_paths(recipe)
-    recipe.write(paths.recipe)
-    started = time.monotonic()
-    with progress.stage(name):
-        yield
-    _record_time(paths, name, time.monotonic() - started)
+    try:
+        with alone(paths.stages / f"{name}.lock"):
+            forget_stage(paths, name)
+            if not paths.recipe.exists():
+                recipe.write(paths.recipe)
+            started = time.monotonic()
+            with progress.stage(name):
+                yield
+            _record(recipe, paths, name, time.monotonic() - started)
+    except BlockingIOError as e:
+        raise ResourceError(f"{paths.root}: another process is at '{name}' of this run; wait for it, or set another run.dir") from e
 
 
-def _record_time(paths: RunPaths, name: str, seconds: float) -> None:
-    stages = read_json(paths.timings)["stages"] if paths.timings.exists() else {}
-    stages[name] = round(seconds, 2)
-    write_json(paths.timings, {"stages": stages, "total_s": round(sum(stages.values()), 2)})
-    write_json(paths.root / "versions.json", {**_versions(), "machine": _machine()})
+def _record(recipe: Recipe, paths: RunPaths, name: str, seconds: float) -> None:
+    with alone(paths.stages / "record.lock", wait=True):
+        current = recipe.model_dump(mode="json")
+        keep = {key: value for key, value in _read_recipe(paths).items() if key in current}
+        changed = {key: current[key] for key in (*SECTIONS.get(name, ()), *EVERY_STAGE)}
+        Recipe.model_validate({**current, **keep, **changed}).write(paths.recipe)
+        stages = _read_times(paths)
+        stages[name] = round(seconds, 2)
+        write_json(paths.timings, {"stages": stages, "total_s": round(sum(stages.values()), 2)})
+        write_json(paths.root / "versions.json", {**_versions(), "machine": _machine()})
+
+
+def _read_recipe(paths: RunPaths) -> dict[str, Any]:
+    """The run's recipe; nothing when it cannot be read, or a newer version knows other keys."""
+    try:
+        return load_recipe(str(paths.recipe)).model_dump(mode="json")
+    except RecipeError:
+        return {}
+
+
+def _read_times(paths: RunPaths) -> dict[str, float]:
+    """Seconds by stage; nothing when the file is missing or damaged."""
+    try:
+        return {str(name): float(seconds) for name, seconds in read_json(paths.timings)["stages"].items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}
 
 
 def _versions() -> dict[str, str]:
