@@ -49,9 +49,8 @@ def step(config: dict[str, Any]) -> dict[str, Any]:
         placed = place_batch(batch, mesh)
         check_same_batch(batch, placed)
 
-        _, weights = targets_and_weights(placed["tokens"], placed["loss_mask"], placed["segments"])
-
         def loss(adapter: Any, rest: Any, batch: dict[str, Any]) -> Any:
+            _, weights = targets_and_weights(batch["tokens"], batch["loss_mask"], batch["segments"])
             return next_token_loss(nnx.merge(graph, adapter, rest), **batch) / weights.sum()
 
         value, gradients = jax.jit(jax.value_and_grad(loss))(lora, rest, placed)
