@@ -13,19 +13,21 @@ from unittest import mock
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.ad_checkpoint import checkpoint_name as named
 from jax.sharding import PartitionSpec
 from tunix.models.gemma4 import model as tunix_model
 
 from gemma_ray.models.attention import OUTPUT, Kernel, attend
 
-REMAT: dict[str, Any] = {
-    "none": None,  # keep everything for the backward pass
-    "elementwise": jax.checkpoint_policies.save_from_both_policies(  # compute norms and activations again, matrix products never
-        jax.checkpoint_policies.dots_with_no_batch_dims_saveable, jax.checkpoint_policies.save_only_these_names(OUTPUT)
-    ),
-    "layer": jax.checkpoint_policies.nothing_saveable,  # keep a layer's input only
+# What a layer keeps for the backward pass, by remat policy; all else is computed again. Bytes a token in bfloat16 for 31B's sliding layers.
+_PRODUCTS = ("query", "key_value", OUTPUT, "attention", "gate", "up", "mlp")  # 16, 16, 16, 11, 43, 43 and 11 kB: what matrix products made
+KEPT: dict[str, tuple[str, ...] | None] = {
+    "none": None,  # everything
+    "norms": (*_PRODUCTS, "normed", "product"),  # and 2 × 11 and 43 kB: norms and rotations again, which cost little
+    "elementwise": _PRODUCTS,  # activations again too
+    "layer": (),  # a layer's input alone: 11 kB
 }
-"""How much of a layer's forward pass is computed again in the backward pass."""
+
 
 ACTIVATIONS = PartitionSpec("fsdp", None, None)
 """Hidden states [batch, length, embed] between layers."""
@@ -40,16 +42,19 @@ class PackedAttention(tunix_model.Attention):
     def block(self, x: Any, segment_pos: Any, cache: Any, attn_mask: Any, kv_shared_cache: Any = None) -> Any:
         """Keeps upstream's signature: no cache, and `attn_mask` holds segments [batch, length]."""
         del cache
-        query = self._rotated(self._query_norm(_apart(self.q_einsum(_apart(x)))), segment_pos)
+        x = named(x, "normed")
+        query = self._rotated(self._query_norm(named(_apart(self.q_einsum(_apart(x))), "query")), segment_pos)
         if kv_shared_cache is not None:
             key, value = kv_shared_cache["k"], kv_shared_cache["v"]
         else:
-            key, value = (_apart(self.k_einsum(_apart(x))),) * 2 if hasattr(self, "k_einsum") else _apart(self.kv_einsum(_apart(x)))
+            made = self.k_einsum(_apart(x)) if hasattr(self, "k_einsum") else self.kv_einsum(_apart(x))
+            made = named(_apart(made), "key_value")
+            key, value = (made, made) if hasattr(self, "k_einsum") else made
             key, value = self._rotated(self._key_norm(key), segment_pos), _unit_rms(value)
         local = self.attn_type == tunix_model.AttentionType.LOCAL_SLIDING
         window = self.config.sliding_window_size if local else None
         mixed = attend(query, key, value, attn_mask, window=window, kernel=self.kernel, block=self.splash_block)
-        return None, _apart(self.attn_vec_einsum(mixed)), (key, value)
+        return None, named(_apart(self.attn_vec_einsum(mixed)), "attention"), (key, value)
 
     def _rotated(self, x: Any, positions: Any) -> Any:
         return tunix_model.apply_rope(
@@ -66,8 +71,10 @@ class PackedFeedForward(tunix_model.FeedForward):
 
     def block(self, x: Any) -> Any:
         """x and result [batch, length, embed]."""
-        gate, up = _apart(self.gate_proj(_apart(x))), _apart(self.up_proj(_apart(x)))
-        return _apart(self.down_proj(_apart(nnx.gelu(gate) * up)))
+        x = named(x, "normed")
+        gate, up = named(_apart(self.gate_proj(_apart(x))), "gate"), named(_apart(self.up_proj(_apart(x))), "up")
+        product = named(_apart(nnx.gelu(gate) * up), "product")
+        return named(_apart(self.down_proj(product)), "mlp")
 
 
 class PackedGemma4(tunix_model.Gemma4):
@@ -93,8 +100,10 @@ class PackedGemma4(tunix_model.Gemma4):
         x = _placed(self.embedder.encode(tokens))
         by_layer = self.embedder.encode_per_layer_input(x, tokens) if self.config.per_layer_input_dim else None
         block = tunix_model.DecoderLayer.block
-        if REMAT[self.remat] is not None:
-            block = nnx.remat(block, graph_updates=False, policy=REMAT[self.remat])
+        kept_names = KEPT[self.remat]
+        if kept_names is not None:
+            policy = jax.checkpoint_policies.save_only_these_names(*kept_names)
+            block = nnx.remat(block, graph_updates=False, policy=policy)
         kept: dict[int, dict[str, Any]] = {}  # keys and values that later layers share (E2B, E4B)
         for i, layer in enumerate(self.layers):
             origin = self.kv_cache_sharing_patterns[i]

@@ -13,7 +13,7 @@ from flax import nnx
 from gemma_ray.errors import ModelError
 from gemma_ray.models.attention import attend, block_size, pick_kernel
 from gemma_ray.models.gemma4 import text_config
-from gemma_ray.models.packed import REMAT
+from gemma_ray.models.packed import KEPT
 from gemma_ray.training.build import build_model
 from gemma_ray.training.config import LoraConfig
 from gemma_ray.training.loss import next_token_loss
@@ -101,7 +101,7 @@ def test_rows_that_no_block_divides_are_refused() -> None:
 def test_every_remat_policy_gives_the_same_gradients(tiny_gemma: Path) -> None:
     batch = documents((40, 20), 64, rows=4)
     found = {}
-    for remat in REMAT:
+    for remat in KEPT:
         with make_mesh(4, 2) as mesh, jax.default_matmul_precision("highest"):
             model = build_model(tiny_gemma, mesh, "float32", LoraConfig(rank=4, alpha=8), remat=remat)
             graph, adapter, rest = nnx.split(model, nnx.LoRAParam, ...)
