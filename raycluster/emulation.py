@@ -7,9 +7,9 @@ Ray's scheduler, its slice reservation and JaxTrainer take the same path as on h
 environment matters as much as the labels: Ray reads the slice's name on a host from `TPU_NAME`, not from the node's label, and refuses the
 reservation without it.
 
-Nothing outlives the block. Ray's daemons carry the kernel's parent-death signal, so they die with this process even when it is killed, and
-the workers go when their daemon does; what a normal exit leaves is found by a folder name in its environment that no other process has.
-The folder of a killed run is removed by the next one.
+Nothing outlives the block. What an exit leaves, or an interrupted start, is found by a folder's name that no other process has, in its
+environment or among its open files. When this process is killed, Ray's daemons die by the kernel's parent-death signal, and a guard, a
+process of its own, ends the rest: a daemon's agents would go on for a minute. The folder of a killed run is removed by the next one.
 """
 
 from __future__ import annotations
@@ -20,9 +20,11 @@ import logging
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -40,6 +42,8 @@ SLICE_NAME = "emulated-slice"
 NODE_BYTES = 256 << 20
 HEAD_BYTES = 640 << 20
 HOST_OBJECT_STORE_BYTES = 96 << 20
+# How long what is killed has to be gone.
+END_S = 10.0
 
 
 @contextlib.contextmanager
@@ -71,9 +75,10 @@ def emulated_cluster(
     _check_memory(HEAD_BYTES + object_store_bytes + nodes * (NODE_BYTES + HOST_OBJECT_STORE_BYTES))
     _remove_abandoned()
     with _locked_folder() as folder, quiet_ray(), _sigterm_kept() as keep_sigterm:
-        cluster = None
+        cluster = guard = None
         try:
             with _ray_folder(folder):
+                guard = _guard(folder)
                 cluster = _start_head(slice, head_cpus, object_store_bytes, dashboard, log_to_driver)
                 _add_hosts(cluster, slice, nodes, host_cpus)
                 ray.init(address=cluster.address, log_to_driver=log_to_driver, logging_level=logging.WARNING)
@@ -85,7 +90,9 @@ def emulated_cluster(
                 if cluster is not None:
                     with _ray_folder(folder), contextlib.suppress(AssertionError):  # "zombie processes": the sweep below ends those
                         cluster.shutdown()
-                _end_processes_of(folder)
+                _end_processes_of(folder)  # the guard too
+                if guard is not None:
+                    guard.communicate()
 
 
 def host_node(slice: Slice, host: int) -> dict[str, Any]:
@@ -153,6 +160,7 @@ def _remove_abandoned() -> None:
     for folder in FOLDER_PARENT.glob(f"{FOLDER_PREFIX}*"):
         with contextlib.suppress(OSError), (folder / "lock").open("r+") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _end_processes_of(folder)
             shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -182,20 +190,31 @@ def environment(values: dict[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
+def _guard(folder: Path) -> subprocess.Popen[bytes]:
+    """Start a process that ends those of `folder` when this one dies: the kernel then closes the pipe that it reads."""
+    program = "import sys, pathlib, raycluster.emulation as e; sys.stdin.read(); e._end_processes_of(pathlib.Path(sys.argv[1]))"
+    return subprocess.Popen([sys.executable, "-c", program, str(folder)], stdin=subprocess.PIPE, start_new_session=True)
+
+
 def _end_processes_of(folder: Path) -> None:
-    """End what still runs with our folder in its environment: after an interrupted start, or a worker that outlived its raylet."""
+    """End what still runs with our folder's name: after an interrupted start, or a worker that outlived its raylet."""
     import psutil
 
     def mine(process: psutil.Process) -> bool:
-        with contextlib.suppress(psutil.Error):
-            return process.pid != os.getpid() and process.environ().get("RAY_TMPDIR") == str(folder)
+        with contextlib.suppress(psutil.Error, OSError):
+            # Ray's agents write their title over their environment, and keep their logs open.
+            return process.pid != os.getpid() and (
+                process.environ().get("RAY_TMPDIR") == str(folder)
+                or any(file.path.startswith(f"{folder}/") for file in process.open_files())
+            )
         return False
 
-    left = [process for process in psutil.process_iter() if mine(process)]
-    for process in left:
-        with contextlib.suppress(psutil.Error):
-            process.kill()
-    psutil.wait_procs(left, timeout=10)
+    deadline = time.monotonic() + END_S
+    while (left := [process for process in psutil.process_iter() if mine(process)]) and time.monotonic() < deadline:
+        for process in left:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        psutil.wait_procs(left, timeout=END_S)  # and look again: one of them may have started another in the meantime
 
 
 @contextlib.contextmanager

@@ -49,6 +49,11 @@ class RemoteError(Exception):
         """Whether the worker raised it on purpose, so that trying again cannot help."""
         return self.exit_code is not None
 
+    @property
+    def died(self) -> bool:
+        """Whether the process ended without raising anything."""
+        return not self.kind
+
     def to_error(self) -> WorkerError:
         """The error to raise in the driver. A deliberate message stands alone; for any other the exception's name leads its first line."""
         if self.exit_code is not None:

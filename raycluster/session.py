@@ -11,6 +11,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
+import socket
 import time
 from collections import defaultdict
 from collections.abc import Iterator
@@ -22,6 +24,10 @@ from raycluster.errors import ClusterError
 from raycluster.slices import Slice
 
 POLL_S = 2.0
+ANSWER_S = 10.0
+"""How long a cluster has to take up a connection; `ray.init` itself waits for minutes where nothing answers."""
+
+_ADDRESS = re.compile(r"(ray://)?(\[[0-9a-fA-F:.%]+\]|[^\s:/\[\]]+):(\d{1,5})", re.ASCII)
 
 
 @contextlib.contextmanager
@@ -38,7 +44,7 @@ def connect(slice: Slice, address: str | None = None, *, wait_for_slice_s: float
         wait_for_slice(slice, wait_for_slice_s)
         yield
         return
-    here = os.environ.get("RAY_ADDRESS") if address is None else address
+    here = os.environ.get("RAY_ADDRESS") or None if address is None else address
     if slice.emulate or (here is None and slice.resource == "CPU"):
         if slice.emulate and address is not None:
             raise ClusterError(f"address '{address}' and emulate exclude each other: an emulated slice is a cluster of its own. Remove one")
@@ -51,14 +57,40 @@ def connect(slice: Slice, address: str | None = None, *, wait_for_slice_s: float
         )
     with quiet_ray():
         try:
+            check_answers(here)
             ray.init(address=here, log_to_driver=log_to_driver, logging_level=logging.WARNING)
         except (ConnectionError, ValueError, RuntimeError) as e:
-            raise ClusterError(f"no Ray cluster answers at '{here}': {str(e).splitlines()[0]}") from e
+            cause = (str(e).splitlines() or [type(e).__name__])[0]
+            raise ClusterError(f"no Ray cluster answers at '{here}' ({cause}). Start one there, or give another address") from e
         try:
             wait_for_slice(slice, wait_for_slice_s)
             yield
         finally:
             ray.shutdown()
+
+
+def check_answers(address: str, timeout_s: float = ANSWER_S) -> None:
+    """Raise ClusterError for an address of no known form, ConnectionError when no cluster takes up a connection there in `timeout_s`."""
+    import grpc
+    from ray._private.grpc_utils import init_grpc_channel
+    from ray._private.ray_constants import GLOBAL_GRPC_OPTIONS
+    from ray._private.services import canonicalize_bootstrap_address_or_die
+
+    found = _ADDRESS.fullmatch(canonicalize_bootstrap_address_or_die("auto") if address == "auto" else address)
+    if found is None or not 0 < int(found[3]) < 65536:
+        raise ClusterError(f"'{address}' is no address of a Ray cluster: write auto, host:port (10.0.0.1:6379) or ray://host:port")
+    host, port = found[2], int(found[3])
+    try:
+        socket.create_connection((host.strip("[]"), port), timeout_s).close()
+    except (OSError, UnicodeError) as e:  # UnicodeError: a label of more than 63 characters
+        raise ConnectionError(getattr(e, "strerror", None) or str(e)) from e
+    channel = init_grpc_channel(f"{host}:{port}", options=GLOBAL_GRPC_OPTIONS)
+    try:
+        grpc.channel_ready_future(channel).result(timeout=timeout_s)
+    except grpc.FutureTimeoutError as e:
+        raise ConnectionError("what listens there is not Ray") from e
+    finally:
+        channel.close()
 
 
 def wait_for_slice(slice: Slice, timeout_s: float = 0.0) -> None:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from raycluster.emulation import environment
-from raycluster.errors import RemoteError
+from raycluster.errors import RemoteError, WorkerError
 from raycluster.reports import Outlet, delivery, send_report, set_outlet
 from raycluster.slices import Slice
 
@@ -33,6 +33,10 @@ Program = Callable[[dict[str, Any]], Any]
 TRAIN_ENVIRONMENT = {"RAY_CHDIR_TO_TRIAL_DIR": "0", "RAY_TRAIN_METRICS_ENABLED": "0"}
 # On one machine nobody preempts a node, and a poll costs nothing: a run ends, and a dead worker is seen, up to 2 s sooner.
 LOCAL_ENVIRONMENT = {"RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0", "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2"}
+STARVED = (
+    "twice at the same point: it was killed, probably for lack of memory. "
+    "Lower the batch, the row length or the adapter's rank, or use hosts with more memory"
+)
 # How long Ctrl-C waits for the workers to stop in good order.
 ABORT_S = 10.0
 
@@ -53,13 +57,24 @@ def run_spmd(
     `worker_fn` and `config` must pickle, and so must the result. `storage` is a folder that the driver and all hosts see; Ray Train
     keeps its own records in `storage/name`. `send_report` called by a worker reaches `on_report` here, in another thread, while it runs.
 
-    A worker that dies, or raises something that has no `exit_code`, is restarted with all others up to `max_failures` times.
+    A worker that dies, or raises something that has no `exit_code`, is restarted with all others up to `max_failures` times; only once when
+    Ray kills it for want of memory, or it dies before its first report, for it would do so again.
 
     Raises WorkerError with the worker's message and exit code, and KeyboardInterrupt on Ctrl-C after stopping the workers. Needs a
     connection to a cluster that has the slice: `raycluster.session.connect`.
     """
-    with delivery(on_report) as outlet:
+    reports = 0
+
+    def counted(report: dict[str, Any]) -> None:
+        nonlocal reports
+        reports += 1
+        assert on_report is not None
+        on_report(report)
+
+    with delivery(counted if on_report else None) as outlet:
+        starved = 0
         for attempt in range(max_failures + 1):
+            before = reports
             trainer = _trainer(worker_fn, config, slice, name, storage, outlet)
             try:
                 with environment(TRAIN_ENVIRONMENT | (LOCAL_ENVIRONMENT if slice.forces_host_devices else {})):
@@ -67,8 +82,16 @@ def run_spmd(
             except RemoteError as failure:
                 if failure.deliberate or attempt == max_failures:
                     raise failure.to_error() from None
+                starved = starved + 1 if _starved(failure, silent=on_report is not None and reports == before) else 0
+                if starved == 2:
+                    raise WorkerError(f"{failure.to_error()}; {STARVED}", traceback=failure.traceback) from None
                 log.error("%s: %s; restart %d of %d", name, failure.to_error(), attempt + 1, max_failures)
     raise AssertionError("unreachable")
+
+
+def _starved(failure: RemoteError, silent: bool) -> bool:
+    """Whether a death looks like one for want of memory: Ray says so, or it came before a report and the node lives on (no preemption)."""
+    return failure.died and "its node has died" not in failure.traceback and (silent or "low on memory" in failure.traceback)
 
 
 def worker_environment(slice: Slice) -> dict[str, str]:

@@ -70,6 +70,8 @@ def test_what_is_left_empty_takes_its_defaults(recipe_file: Any, text: str):
         ("train.steps=5", 5),
         ("train.steps= 5 ", 5),
         ("train.learning_rate=1e-4", 1e-4),  # text to YAML 1.1, a number to us
+        ("train.learning_rate=1e4", 1e4),
+        ("cost.usd_per_hour=12", 12.0),
         ("train.clip_norm=null", None),
         ("lora.targets=[q_proj, o_proj]", ("q_proj", "o_proj")),
         ("bench.qps=[1, inf]", (1.0, math.inf)),
@@ -182,6 +184,26 @@ def test_a_value_that_does_not_fit_is_refused(recipe_file: Any, text: str, key: 
     with pytest.raises(RecipeError) as error:
         load_recipe(recipe_file(text))
     assert f": {key} = " in str(error.value) and ":1:" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("override", "remedy"),
+    [
+        ("train.steps=true", "write a whole number in digits"),
+        ("train.steps=1e3", "write a whole number in digits"),
+        ("lora.rank='8'", "write a whole number in digits"),
+        ("bench.contexts=[512, true]", "write a whole number in digits"),
+        ("cost.usd_per_hour=true", "write a number"),
+        ("train.clip_norm='0.5'", "write a number"),
+        ("bench.qps=['4']", "write a number"),
+        ("cluster.emulate=1", "write true or false"),
+        ("cluster.emulate='yes'", "write true or false"),
+    ],
+)
+def test_a_value_of_another_kind_is_refused_not_converted(recipe_file: Any, override: str, remedy: str):
+    with pytest.raises(RecipeError, match=remedy) as error:
+        load_recipe(recipe_file(""), [override])
+    assert f"{override.partition('=')[0]} = " in str(error.value)
 
 
 @pytest.mark.parametrize("text", ["train: {steps: 3}\nlora: {rank: 4}\ntrain: {seed: 1}", "train:\n  steps: 3\n  steps: 4"])

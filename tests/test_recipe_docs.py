@@ -31,7 +31,7 @@ def test_every_section_and_key_is_on_the_page(rendered: str):
 @pytest.mark.parametrize(
     "row",
     [
-        "| `steps` | integer | `1244` | optimizer steps; ≥ 1 |",
+        "| `steps` | integer | `1244` | optimizer steps; ≥ 1, ≤ 2147483647 |",
         "| `clip_norm` | number or null | `null` | clip the global gradient norm; off when null; > 0 |",
         "| `targets` | list of text | `[q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj]` |  |",
         "| `mode` | `lora` or `full` | `lora` |  |",

@@ -10,13 +10,14 @@ from gemma_ray.models.tokenizer import Tokenizer
 from gemma_ray.recipe import Recipe
 from workloads.base import base_model
 from workloads.command import main
-from workloads.endpoint import TUNED, endpoint, served_models
+from workloads.endpoint import TUNED, check_url, endpoint, served_models
 from workloads.progress import Progress
 from workloads.stage import is_done, once, run_paths, timed
 
 
 def run(recipe: Recipe, progress: Progress, *, url: str | None = None, model: str | None = None) -> list[Cell]:
     """Write RUN/bench/<context>_<qps>.json and return the cells: of the run's own model, or of whatever `url` serves under `model`."""
+    check_url(url, model)
     paths = run_paths(recipe)
     made_from = None if url else _made_from(recipe, progress)
 

@@ -6,11 +6,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
-from gemma_ray.errors import ModelError
+from gemma_ray.errors import InputError, ModelError
 from gemma_ray.recipe import Recipe
 from gemma_ray.serving.application import Endpoint, serve_models
-from gemma_ray.serving.background import announce, running
+from gemma_ray.serving.background import announce, running, withdraw
 from gemma_ray.serving.deployment import ServedModel
 from workloads.base import base_model
 from workloads.progress import Progress
@@ -49,6 +50,21 @@ def served_models(recipe: Recipe, progress: Progress, names: tuple[str, ...]) ->
     return models
 
 
+def check_url(url: str | None, model: str | None) -> None:
+    """Raise InputError for an endpoint that cannot be one, or a model without an endpoint."""
+    if url is None:
+        if model is not None:
+            raise InputError(f"--model {model}: names a model of --url, which is missing")
+        return
+    try:
+        parts = urlsplit(url)
+        good = parts.scheme in ("http", "https") and parts.hostname and (parts.port or 1) > 0
+    except ValueError:  # a port that is no number, or above 65535
+        good = False
+    if not good:
+        raise InputError(f"--url '{url}': not an address such as http://127.0.0.1:8000")
+
+
 @contextmanager
 def announced(recipe: Recipe, served: Endpoint) -> Iterator[None]:
     """Let other commands, and the stages of this process, find an endpoint of this run for the time of the block."""
@@ -56,7 +72,7 @@ def announced(recipe: Recipe, served: Endpoint) -> Iterator[None]:
     try:
         yield
     finally:
-        state_file(recipe).unlink(missing_ok=True)
+        withdraw(state_file(recipe))
 
 
 @contextmanager

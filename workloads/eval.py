@@ -6,14 +6,18 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from gemma_ray.artifacts import fingerprint, read_json
+from gemma_ray.artifacts import fingerprint, forget_stage, read_json
+from gemma_ray.errors import InputError, ToolError
+from gemma_ray.evaluation.benchmarks import load_problems
 from gemma_ray.evaluation.evaluate import GradeMap, evaluate
+from gemma_ray.evaluation.grading import simulator_version
+from gemma_ray.icarus import INSTALL
 from gemma_ray.models.fingerprint import model_fingerprint
 from gemma_ray.recipe import Recipe
 from raycluster.placement import map_tasks
 from workloads import prepare
 from workloads.command import main
-from workloads.endpoint import BASE, TUNED, Target, endpoint, served_models
+from workloads.endpoint import BASE, TUNED, Target, check_url, endpoint, served_models
 from workloads.progress import Progress
 from workloads.stage import BUILT_IN, is_done, once, run_paths, timed
 
@@ -30,10 +34,15 @@ def run(
     """Write RUN/eval (RUN/eval-base for the base model) and return its summary.json.
 
     The model is the run's own, served for the while unless it already is. With `url` it is whatever that endpoint serves under `model`;
-    with `samples` nothing is sampled, only graded.
+    with `samples` nothing is sampled, only graded. Raises InputError for options that exclude each other, DataError for a folder without
+    problems and ToolError without Icarus Verilog, before anything is served.
     """
+    _check_options(samples, url, model)
     out, stage = _place(recipe, of)
     dataset = problems_folder(recipe, progress)
+    load_problems(dataset, 1)
+    if recipe.cluster.address is None and simulator_version() is None:  # another cluster's hosts have programs of their own
+        raise ToolError(f"grading needs iverilog and vvp, which are not on PATH: {INSTALL}")
     weights = None if url or samples else _weights(recipe, progress, of)
 
     def work() -> None:
@@ -55,7 +64,16 @@ def run(
             work()
     else:
         once(recipe, stage, _made_from(recipe, weights, dataset), out, work, progress)
-    return read_json(out / "summary.json")
+    summary = read_json(out / "summary.json")
+    if summary["harness_errors"]:
+        forget_stage(run_paths(recipe), stage)  # not the model's failures: the same command grades again
+    return summary
+
+
+def _check_options(samples: Path | None, url: str | None, model: str | None) -> None:
+    if url is not None and samples is not None:
+        raise InputError("--samples is graded as it is: leave --url out")
+    check_url(url, model)
 
 
 def pending(recipe: Recipe, progress: Progress, of: str) -> bool:

@@ -6,7 +6,7 @@ import math
 
 from pydantic import Field, field_validator
 
-from gemma_ray.section import Section
+from gemma_ray.section import Seconds, Section, Seed
 
 
 class BenchConfig(Section):
@@ -21,16 +21,23 @@ class BenchConfig(Section):
         description="load by time: qps × duration_s requests a cell in place of `requests` (a rate of inf keeps `requests`)",
     )
     output_tokens: int = Field(default=256, ge=1, description="tokens generated a request, end-of-turn ignored")
-    timeout_s: float = Field(default=600.0, gt=0, description="limit of one request")
-    seed: int = 0
+    timeout_s: Seconds = Field(default=600.0, description="limit of one request")
+    seed: Seed = 0
 
     @field_validator("contexts", "qps")
     @classmethod
     def _positive(cls, values: tuple[float, ...]) -> tuple[float, ...]:
         if not values or any(not v > 0 for v in values):
             raise ValueError("name at least one value, each above 0")
-        if len(set(values)) != len(values):
-            raise ValueError("each value once")
+        if len({f"{value:g}" for value in values}) != len(values):
+            raise ValueError("each value once: a cell is named after six digits of it")
+        return values
+
+    @field_validator("contexts")
+    @classmethod
+    def _possible(cls, values: tuple[int, ...]) -> tuple[int, ...]:
+        if max(values) > 10_000_000:
+            raise ValueError("at most 10,000,000 tokens")
         return values
 
     def requests_at(self, qps: float) -> int:

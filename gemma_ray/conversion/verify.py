@@ -16,8 +16,10 @@ from typing import Any
 import numpy as np
 
 from gemma_ray.conversion.config import ConvertConfig
+from gemma_ray.errors import ModelError
 from gemma_ray.models.gemma4 import read_text_config
-from gemma_ray.models.loading import TensorFiles
+from gemma_ray.models.loading import TensorFiles, check_complete
+from gemma_ray.models.parameter_map import gemma4_rows
 from gemma_ray.training.checkpoints import read_checkpoint
 
 GreedyFn = Callable[[Path, list[list[int]], int], list[list[int]]]
@@ -72,6 +74,7 @@ def verify(
 
     Runs on one host's CPU and holds the model twice in fp32. Raises CheckpointError or ModelError when either side cannot be read.
     """
+    tensors = tuple(_check_tensors(base, exported))  # first: a damaged export is named here, and only confuses the others
     torch_prompts = [list(map(int, p)) for p in prompts]
     continuations, rows, torch_logits = _transformers_side(exported, torch_prompts, config.verify_new_tokens)
     tunix_logits = _tunix_logits(base, checkpoints, rows)
@@ -82,7 +85,6 @@ def verify(
     )
     from_vllm = vllm_greedy(exported, torch_prompts, config.verify_new_tokens)
     vllm_equal = sum(a == b for a, b in zip(from_vllm, continuations, strict=True))
-    tensors = tuple(_check_tensors(base, exported))
     return Verification(
         max_abs_logit_diff=difference,
         tolerance=config.logit_tolerance,
@@ -155,9 +157,12 @@ def _put_parameters(model: Any, parameters: dict[str, np.ndarray]) -> None:
 
 def _check_tensors(base: Path, exported: Path) -> list[TensorCheck]:
     checks = []
-    read_text_config(exported)
+    rows = gemma4_rows(read_text_config(exported))
     with TensorFiles(base) as before, TensorFiles(exported) as after:
+        check_complete(after, rows)
         for name in sorted(after.file_of):
+            if name not in before.file_of or before.shape(name) != after.shape(name):
+                raise ModelError(f"{exported}: tensor '{name}' {list(after.shape(name))} is not one of {base}; remove it and convert again")
             old, new = before.read(name).astype(np.float32), after.read(name).astype(np.float32)
             checks.append(TensorCheck(name, float(np.abs(new - old).max()), bool(np.isfinite(new).all())))
     return checks

@@ -10,13 +10,13 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from gemma_ray.artifacts import file_sha256, fingerprint, whole_folder
 from gemma_ray.data.config import DataConfig
-from gemma_ray.data.readers import parse_codev, read_records, source_files
+from gemma_ray.data.readers import Parsed, parse_codev, read_records, source_files
 from gemma_ray.data.records import pack_row
 from gemma_ray.data.shards import Manifest, number_shards, write_shard
 from gemma_ray.errors import DataError
@@ -111,18 +111,18 @@ def _run(files: list[Path], tokenize_rows: _Tokenize, folder: Path, rows_per_sha
 
 
 def _read_file(item: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """A file's records as rows; a line that cannot be read becomes a row with a fault, which ends the file."""
+    """A file's conversations as rows; a line that cannot be read becomes a row with a fault, which ends the file."""
     path = Path(item["file"])
     order = item["index"] << 32
     try:
         for number, record in read_records(path):
-            yield {"order": order + number, "where": f"{path}:{number}", "record": json.dumps(record), "fault": ""}
+            yield {"order": order + number, "parsed": json.dumps(asdict(parse_codev(record, f"{path}:{number}"))), "fault": ""}
     except DataError as e:
-        yield {"order": order, "where": str(path), "record": "", "fault": str(e)}
+        yield {"order": order, "parsed": "", "fault": str(e)}
 
 
 class _Tokenize:
-    """record → packed row, or the reason it was dropped."""
+    """Conversation → packed row, or the reason it was dropped."""
 
     def __init__(self, config: DataConfig, model: Path, chat: ChatFormat):
         self.config, self.model, self.chat = config, model, chat
@@ -135,10 +135,7 @@ class _Tokenize:
         result = {"order": row["order"], "row": b"", "tokens": 0, "loss_tokens": 0, "dropped": "", "fault": row["fault"]}
         if row["fault"]:
             return result
-        try:
-            parsed = parse_codev(json.loads(row["record"]), row["where"])
-        except DataError as e:
-            return {**result, "fault": str(e)}
+        parsed = Parsed(**json.loads(row["parsed"]))
         if parsed.dropped:
             return {**result, "dropped": parsed.dropped}
         reasoning = parsed.reasoning if self.config.reasoning == "context" else None

@@ -55,10 +55,10 @@ def read_records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                 continue
             try:
                 record = json.loads(line)
-            except (json.JSONDecodeError, UnicodeDecodeError) as e:
-                raise DataError(f"{path}:{number}: not a line of JSON ({e})") from e
+            except (ValueError, RecursionError) as e:  # also bytes that are not UTF-8, and integers of thousands of digits
+                raise DataError(f"{path}:{number}: not a line of JSON ({str(e).partition(';')[0]})") from e
             if not isinstance(record, dict):
-                raise DataError(f"{path}:{number}: a record is an object with 'prompt' and 'response', not a {type(record).__name__}")
+                raise DataError(f"{path}:{number}: a record is an object with 'prompt' and 'response', not {_JSON_NAMES[type(record)]}")
             yield number, record
 
 
@@ -69,9 +69,16 @@ def parse_codev(record: dict[str, Any], where: str) -> Parsed:
     refused.
     """
     for key in ("prompt", "response"):
-        if not isinstance(record.get(key), str):
-            found = ", ".join(sorted(record)) or "no keys"
-            raise DataError(f"{where}: needs text under '{key}'; the record has {found}")
+        if key not in record:
+            raise DataError(f"{where}: needs text under '{key}'; the record has {_some(sorted(record)) or 'no keys'}")
+        value = record[key]
+        if not isinstance(value, str):
+            raise DataError(f"{where}: needs text under '{key}', which is {_JSON_NAMES[type(value)]}")
+        try:
+            value.encode()
+        except UnicodeEncodeError as e:
+            half = f"\\u{ord(value[e.start]):04x}"
+            raise DataError(f"{where}: '{key}' holds {half}, half of a character, at {e.start}; write both halves or none") from e
     answer = _ANSWER.search(record["response"])
     if answer is None:
         return Parsed(dropped="no_answer")
@@ -82,3 +89,11 @@ def parse_codev(record: dict[str, Any], where: str) -> Parsed:
         return Parsed(dropped="no_module")
     reasoning = _THINK.search(record["response"])
     return Parsed(record["prompt"].strip(), reasoning.group(1).strip() if reasoning else "", answer.group(1).strip())
+
+
+_JSON_NAMES = {type(None): "null", bool: "a boolean", int: "a number", float: "a number", str: "text", list: "a list", dict: "an object"}
+
+
+def _some(names: list[str], most: int = 8, width: int = 40) -> str:
+    listed = ", ".join(name[:width] for name in names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+    return listed.encode(errors="backslashreplace").decode()

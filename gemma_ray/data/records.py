@@ -22,7 +22,7 @@ def unpack_row(record: bytes) -> tuple[np.ndarray, np.ndarray]:
     """Tokens [length] int32 and loss mask [length] bool. Raises DataError for bytes that are no row."""
     length = int(np.frombuffer(record[:4], "<u4")[0]) if len(record) >= 4 else -1
     if length < 0 or len(record) != 4 + 4 * length + (length + 7) // 8:
-        raise DataError("a shard holds a record that is not a training row; prepare the data again")
+        raise DataError("a shard holds a record that is not a training row; remove the data folder and run `gemma-ray data prepare`")
     tokens = np.frombuffer(record, "<u4", count=length, offset=4).astype(np.int32)
     bits = np.frombuffer(record, np.uint8, offset=4 + 4 * length)
     return tokens, np.unpackbits(bits, count=length).astype(bool)

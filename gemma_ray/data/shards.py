@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
-from gemma_ray.artifacts import file_sha256, fingerprint, read_json, write_json
+from pydantic import TypeAdapter, ValidationError
+
+from gemma_ray.artifacts import file_sha256, fingerprint, write_json
 from gemma_ray.errors import DataError
 
 MANIFEST = "manifest.json"
@@ -54,10 +55,15 @@ def read_manifest(folder: Path) -> Manifest:
     if not path.is_file():
         raise DataError(f"{path}: no prepared data; run `gemma-ray data prepare` first")
     try:
-        raw: dict[str, Any] = read_json(path)
-        return Manifest(**{**raw, "shards": [Shard(**shard) for shard in raw["shards"]]})
-    except (ValueError, TypeError, KeyError) as e:
-        raise DataError(f"{path}: not a manifest ({e}); prepare the data again") from e
+        return TypeAdapter(Manifest).validate_json(path.read_bytes(), strict=True)
+    except ValidationError as e:
+        first = e.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise DataError(f"{path}: not a manifest ({where or 'the file'}: {first['msg']}); {_remedy(folder)}") from e
+
+
+def _remedy(folder: Path) -> str:
+    return f"remove {folder} and run `gemma-ray data prepare`"
 
 
 def write_shard(path: Path, records: Sequence[bytes]) -> None:
@@ -85,6 +91,6 @@ def check_shards(folder: Path, manifest: Manifest) -> None:
     for shard in manifest.shards:
         path = folder / shard.file
         if not path.is_file():
-            raise DataError(f"{path}: listed in {MANIFEST} but missing; prepare the data again")
+            raise DataError(f"{path}: listed in {MANIFEST} but missing; {_remedy(folder)}")
         if file_sha256(path) != shard.sha256:
-            raise DataError(f"{path}: its bytes are not those that {MANIFEST} lists; prepare the data again")
+            raise DataError(f"{path}: its bytes are not those that {MANIFEST} lists; {_remedy(folder)}")

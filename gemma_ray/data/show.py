@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from gemma_ray.data.records import unpack_row
-from gemma_ray.data.shards import read_manifest
+from gemma_ray.data.shards import check_shards, read_manifest
 from gemma_ray.errors import DataError
 from gemma_ray.models.tokenizer import Tokenizer
 
@@ -56,10 +56,12 @@ def loss_free_prefixes(folder: Path, count: int) -> list[list[int]]:
 
 
 def rows(folder: Path) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Tokens and loss mask of every row of a data folder, in shard order. Raises DataError when it is not prepared data."""
+    """Tokens and loss mask of every row of a data folder, in shard order. Raises DataError when it is not prepared data, or damaged."""
     from array_record.python.array_record_module import ArrayRecordReader
 
-    for shard in read_manifest(folder).shards:
+    manifest = read_manifest(folder)
+    check_shards(folder, manifest)
+    for shard in manifest.shards:
         reader = ArrayRecordReader(str(folder / shard.file))
         try:
             for i in range(shard.rows):

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from gemma_ray.section import Section
+from gemma_ray.section import Seconds, Section, Seed
 
 
 class EvalConfig(Section):
@@ -18,17 +18,15 @@ class EvalConfig(Section):
     top_p: float = Field(default=0.95, gt=0, le=1)
     max_tokens: int = Field(default=2048, ge=1)
     system_prompt: str | None = None
-    seed: int = 0
+    seed: Seed = 0
     limit: int | None = Field(default=None, ge=1, description="only the first so many problems, by name")
     rules: Literal["official", "paper"] = Field(
         default="official", description="paper = the laxer grader of arXiv 2605.25645, for comparison with its table"
     )
     concurrency: int = Field(default=32, ge=1, description="requests in flight")
     retries: int = Field(default=6, ge=0, description="further tries of a request after 429, 5xx or a lost connection")
-    request_timeout_s: float = Field(
-        default=7200.0, gt=0, description="longest silence of the endpoint in one request, which draws n samples"
-    )
+    request_timeout_s: Seconds = Field(default=7200.0, description="longest silence of the endpoint in one request, which draws n samples")
     api_key_env: str | None = Field(default=None, description="environment variable that holds the endpoint's key; null = no key")
     graders: int = Field(default=0, ge=0, description="samples graded at once; 0 = one a processor")
-    timeout_s: float = Field(default=30.0, gt=0, description="simulation limit of one sample, processor seconds; VerilogEval's is 30 s")
-    memory_gib: float = Field(default=2.0, gt=0, description="address space of the compiler and of the simulator")
+    timeout_s: Seconds = Field(default=30.0, description="simulation limit of one sample, processor seconds; VerilogEval's is 30 s")
+    memory_gib: float = Field(default=2.0, ge=0.01, le=1024, description="address space of the compiler and of the simulator")

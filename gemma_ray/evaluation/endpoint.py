@@ -70,12 +70,14 @@ class Endpoint:
             await self._client.aclose()
 
     async def models(self) -> list[str] | None:
-        """Names of the models that the endpoint has; None when it does not say. Raises StageError when nothing answers."""
+        """Names of the models that the endpoint has; None when it does not say. Raises InputError when nothing answers."""
         try:
             answer = await self._request("GET", "/v1/models", None, min(self._retries, _START_RETRIES))
             return [str(model["id"]) for model in answer["data"]]
         except (RefusedError, _NotFoundError, KeyError, TypeError):
             return None
+        except StageError as e:  # the first request: it never answered
+            raise InputError(str(e)) from e
 
     async def choose_model(self, model: str | None) -> str:
         """`model` when the endpoint has it, or its only one when None. Raises InputError naming the models otherwise."""

@@ -83,12 +83,25 @@ def begin(path: Path, made_from: Any) -> list[Sample]:
     something else is renamed, never mixed and never lost. Raises DataError for a malformed line before the last.
     """
     meta = path.with_suffix(".meta.json")
-    if path.exists() and (not meta.exists() or read_json(meta)["fingerprint"] != fingerprint(made_from)):
+    if path.exists() and _drawn_as(meta) != fingerprint(made_from):
         put_aside(path)
     kept = [s for s in _read_own(path) if s.finish_reason != REFUSED] if path.exists() else []
     write_json(meta, {"fingerprint": fingerprint(made_from), "made_from": made_from})
     write_text(path, dump(kept))
     return kept
+
+
+def _drawn_as(meta: Path) -> str | None:
+    """The fingerprint of what a samples file was drawn with; None when that is missing or damaged."""
+    try:
+        return str(read_json(meta)["fingerprint"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def is_text(value: str) -> bool:
+    """Whether UTF-8 can write it: JSON may hold half a surrogate pair."""
+    return not any("\ud800" <= character <= "\udfff" for character in value)
 
 
 def put_aside(path: Path) -> None:
@@ -133,6 +146,8 @@ def _parse(text: str, where: str) -> Sample:
         line = json.loads(text)
     except json.JSONDecodeError as e:
         raise DataError(f"{where}: not JSON: {e.msg} at column {e.colno}") from None
+    except (ValueError, RecursionError) as e:  # a number of thousands of digits, thousands of brackets
+        raise DataError(f"{where}: not JSON that can be read: {e}") from None
     if not isinstance(line, dict):
         raise DataError(f"{where}: a sample is a JSON object, not a {type(line).__name__}")
     missing = [key for key in ("task_id", "sample") if key not in line]
@@ -146,6 +161,8 @@ def _parse(text: str, where: str) -> Sample:
     for key in ("code", "completion"):
         if not isinstance(line.get(key), str | None):
             raise DataError(f"{where}: {key} is a string or null, not a {type(line[key]).__name__}")
+        if not is_text(line.get(key) or ""):
+            raise DataError(f"{where}: {key} holds half a surrogate pair, which is no text")
     code, completion = line.get("code"), line.get("completion")
     if code is None and completion is not None:
         code = extract_code(completion)

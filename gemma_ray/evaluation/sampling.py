@@ -69,7 +69,8 @@ async def _draw(
     async with endpoint:
         name = await endpoint.choose_model(model)
         drawn_with = {key: getattr(config, key) for key in ("n", "temperature", "top_p", "max_tokens", "system_prompt", "seed")}
-        kept = begin(path, {"model": name, "made_from": made_from, **drawn_with})
+        # Nothing is known of a model behind a foreign URL but the URL.
+        kept = begin(path, {"model": name, "made_from": made_from if made_from is not None else endpoint.url, **drawn_with})
         drawn = complete_problems(kept, config.n, {p.task_id: p.prompt for p in problems})
         await _draw_missing([p for p in problems if p.task_id not in drawn], drawn, len(problems), endpoint, name, config, path, progress)
     samples = [sample for problem in problems for sample in sorted(drawn[problem.task_id], key=lambda s: s.sample)]
@@ -135,9 +136,12 @@ async def _draw_problem(endpoint: Endpoint, model: str, config: EvalConfig, prob
     return samples
 
 
-def _sample(problem: Problem, number: int, choice: dict[str, Any]) -> Sample:
-    completion = (choice.get("message") or {}).get("content") or ""
-    reason = choice.get("finish_reason")
+def _sample(problem: Problem, number: int, choice: Any) -> Sample:
+    message = choice.get("message") if isinstance(choice, dict) else None
+    content = message.get("content") if isinstance(message, dict) else None
+    completion = content if isinstance(content, str) else ""  # no text, no program
+    completion = completion.encode("utf-8", errors="replace").decode()
+    reason = str(choice["finish_reason"]) if isinstance(choice, dict) and choice.get("finish_reason") else None
     return Sample(problem.task_id, number, completion, extract_code(completion), problem.prompt, reason)
 
 

@@ -22,6 +22,8 @@ SPLASH_BLOCKS = {256: 512, 512: 512}
 SMALLEST_BLOCK = 128
 """The kernel's tiles are of 128 positions."""
 
+_BLOCKS = ("block_q", "block_kv", "block_q_dkv", "block_kv_dkv", "block_kv_dkv_compute", "block_q_dq", "block_kv_dq")
+
 OUTPUT = "attention_output"
 """Name under which a rematerialisation policy may keep what attention computed."""
 
@@ -42,6 +44,7 @@ def attend(
 def _dot(query: Any, key: Any, value: Any, segments: Any, window: int | None) -> jax.Array:
     import jax
     import jax.numpy as jnp
+    from jax.ad_checkpoint import checkpoint_name
 
     batch, length, heads, dim = query.shape
     grouped = query.reshape(batch, length, key.shape[2], heads // key.shape[2], dim)
@@ -49,7 +52,7 @@ def _dot(query: Any, key: Any, value: Any, segments: Any, window: int | None) ->
     seen = visible(segments, window)[:, None, None]
     weights = jax.nn.softmax(jnp.where(seen, scores, jnp.finfo(jnp.float32).min), axis=-1)
     mixed = jnp.einsum("bkgts,bskh->btkgh", weights.astype(value.dtype), value)
-    return jax.ad_checkpoint.checkpoint_name(mixed.reshape(query.shape), OUTPUT)
+    return checkpoint_name(mixed.reshape(query.shape), OUTPUT)
 
 
 def visible(segments: jax.Array, window: int | None) -> jax.Array:
@@ -75,7 +78,7 @@ def _splash(query: Any, key: Any, value: Any, segments: Any, window: int | None,
     mask: Any = masks.LocalMask((length, length), (window - 1, 0), 0) if window and window < length else masks.CausalMask((length, length))
     kernel = splash.make_splash_mha(
         masks.MultiHeadMask([mask] * heads),
-        block_sizes=splash.BlockSizes(*[side] * 3, *[side] * 3, *[side] * 2),
+        block_sizes=splash.BlockSizes(**dict.fromkeys(_BLOCKS, side)),
         head_shards=mesh.shape["tp"],
         q_seq_shards=1,
         residual_checkpoint_name=OUTPUT,
@@ -85,10 +88,11 @@ def _splash(query: Any, key: Any, value: Any, segments: Any, window: int | None,
     of_kernel = kernel.manual_sharding_spec(NamedSharding(mesh, PartitionSpec("tp", None)))
 
     def on_device(kernel: Any, q: Any, k: Any, v: Any, segments: Any) -> Any:
-        return jax.vmap(lambda q, k, v, s: kernel(q, k, v, segment_ids=splash.SegmentIds(s, s)))(q, k, v, segments)
+        rows: Any = jax.vmap(lambda q, k, v, s: kernel(q, k, v, segment_ids=splash.SegmentIds(s, s)))
+        return rows(q, k, v, segments)
 
     specs = (of_kernel, by_head, by_head, by_head, PartitionSpec("fsdp", None))
-    sharded = jax.shard_map(on_device, mesh=mesh, in_specs=specs, out_specs=by_head, check_vma=False)
+    sharded: Any = jax.shard_map(on_device, mesh=mesh, in_specs=specs, out_specs=by_head, check_vma=False)
     return sharded(kernel, *(x.swapaxes(1, 2) for x in (query, key, value)), segments).swapaxes(1, 2)
 
 

@@ -6,19 +6,19 @@ from typing import Literal
 
 from pydantic import Field
 
-from gemma_ray.section import Section
+from gemma_ray.section import Section, Seed
 
 
 class PretrainConfig(Section):
     """How the built-in tiny model's base weights are made: full-parameter training on raw Verilog text."""
 
-    modules: int = Field(default=2000, ge=1, description="Verilog modules of raw text to train on")
-    steps: int = Field(default=200, ge=1)
-    batch_size: int = Field(default=16, ge=1, description="rows a step, over all devices")
-    seq_len: int = Field(default=256, ge=16, description="tokens a row")
+    modules: int = Field(default=2000, ge=1, le=10_000_000, description="Verilog modules of raw text to train on")
+    steps: int = Field(default=200, ge=1, le=2**31 - 1)
+    batch_size: int = Field(default=16, ge=1, le=1_000_000, description="rows a step, over all devices")
+    seq_len: int = Field(default=256, ge=16, le=10_000_000, description="tokens a row")
     learning_rate: float = Field(default=3e-3, gt=0)
     warmup_steps: int = Field(default=20, ge=0)
-    seed: int = 0
+    seed: Seed = 0
 
 
 class ModelSection(Section):

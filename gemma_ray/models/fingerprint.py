@@ -5,11 +5,15 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from gemma_ray.artifacts import fingerprint, read_json
+from gemma_ray.artifacts import fingerprint
+from gemma_ray.models.gemma4 import read_object
 
 
 def model_fingerprint(folder: Path) -> str:
-    """16 hex digits from config.json and, for each safetensors file, its header, its size and its first and last MiB."""
+    """16 hex digits from config.json and, for each safetensors file, its header, its size and its first and last MiB.
+
+    Raises ModelError when config.json is missing or damaged.
+    """
     files = {}
     for path in sorted(folder.glob("*.safetensors")):
         size = path.stat().st_size
@@ -19,4 +23,4 @@ def model_fingerprint(folder: Path) -> str:
             f.seek(max(0, size - (1 << 20)))
             digest.update(f.read())
         files[path.name] = [size, digest.hexdigest()]
-    return fingerprint([read_json(folder / "config.json"), files])
+    return fingerprint([read_object(folder / "config.json"), files])

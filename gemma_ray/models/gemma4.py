@@ -9,10 +9,12 @@ its own config.json.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from gemma_ray.artifacts import read_json
 from gemma_ray.errors import ModelError
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -91,6 +93,8 @@ _OFFICIAL_COMMON = {
 }
 
 _SLIDING, _GLOBAL = "sliding_attention", "full_attention"
+_Size = Annotated[int, Field(ge=1)]
+FETCH = "fetch the model's files again"
 
 
 def text_config(preset: str) -> dict[str, Any]:
@@ -138,17 +142,14 @@ def official_name(source: str) -> str | None:
 def read_text_config(folder: Path) -> dict[str, Any]:
     """The text part of a model folder's config.json.
 
-    Raises ModelError when the file is missing or damaged, or describes a model that this version cannot train (not Gemma 4,
-    per-layer input embeddings, shared KV layers, experts).
+    Raises ModelError when the file is missing or damaged, a key that is used here is missing or of the wrong type, or it describes a model
+    that this version cannot train (not Gemma 4, per-layer input embeddings, shared KV layers, experts).
     """
     path = folder / "config.json"
-    if not path.is_file():
-        raise ModelError(f"{folder}: no config.json; model.source must be a folder with Hugging Face files")
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as e:
-        raise ModelError(f"{path}: not valid JSON: {e}") from e
+    config = read_object(path)
     text = config.get("text_config", config)
+    if not isinstance(text, dict):
+        raise ModelError(f"{path}: text_config = {text!r:.40} is not an object; {FETCH}")
     if not str(text.get("model_type", "")).startswith("gemma4"):
         raise ModelError(f"{path}: model_type '{text.get('model_type')}' is not Gemma 4")
     unsupported = {
@@ -158,8 +159,75 @@ def read_text_config(folder: Path) -> dict[str, Any]:
     }
     for key, what in unsupported.items():
         if text.get(key):
-            raise ModelError(f"{path}: {key} = {text[key]}: training with {what} is not supported; dense Gemma 4 models are")
+            raise ModelError(f"{path}: {key} = {text[key]!r:.40}: training with {what} is not supported; dense Gemma 4 models are")
+    _check_types(text, path)
     return text
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The JSON object in a file of a model folder. Raises ModelError when the file is missing, or holds anything else."""
+    if not path.is_file():
+        raise ModelError(f"{path.parent}: no {path.name}; model.source must be a folder with Hugging Face files")
+    try:
+        found = read_json(path)
+    except (ValueError, RecursionError) as e:  # also bytes that are not UTF-8
+        raise ModelError(f"{path}: not valid JSON ({e}); {FETCH}") from e
+    if not isinstance(found, dict):
+        raise ModelError(f"{path}: does not hold an object; {FETCH}")
+    return found
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(strict=True, allow_inf_nan=False)
+
+
+class _Rope(_Strict):
+    rope_theta: float = Field(gt=0)
+
+
+class _GlobalRope(_Rope):
+    partial_rotary_factor: float = Field(gt=0, le=1)
+
+
+class _RopeByKind(_Strict):
+    sliding_attention: _Rope
+    full_attention: _GlobalRope
+
+
+class _TextConfig(_Strict):
+    """The keys of config.json that are used here; others pass."""
+
+    vocab_size: _Size
+    hidden_size: _Size
+    intermediate_size: _Size
+    num_hidden_layers: _Size
+    num_attention_heads: _Size
+    num_key_value_heads: _Size
+    num_global_key_value_heads: _Size | None
+    head_dim: _Size
+    global_head_dim: _Size
+    sliding_window: _Size
+    layer_types: list[Literal["sliding_attention", "full_attention"]]
+    attention_k_eq_v: bool
+    final_logit_softcapping: float | None
+    rope_parameters: _RopeByKind
+
+    @model_validator(mode="after")
+    def _a_kind_for_each_layer(self) -> _TextConfig:
+        if len(self.layer_types) != self.num_hidden_layers:
+            raise ValueError(f"names {len(self.layer_types)} layer_types, and num_hidden_layers is {self.num_hidden_layers}")
+        return self
+
+
+def _check_types(text: dict[str, Any], path: Path) -> None:
+    try:
+        _TextConfig.model_validate(text)
+    except ValidationError as e:
+        first = e.errors()[0]
+        key = ".".join(map(str, first["loc"]))
+        value = f"{key} = {first['input']!r:.40}: " if key and first["type"] != "missing" else f"{key} " if key else ""
+        why = "is missing" if first["type"] == "missing" else first["msg"].removeprefix("Value error, ")
+        raise ModelError(f"{path}: {value}{why[0].lower()}{why[1:]}; {FETCH}") from e
 
 
 def tunix_config(text: dict[str, Any], dtype: str) -> Any:

@@ -38,7 +38,7 @@ class TensorFiles:
                 file = self._stack.enter_context(safe_open(path, framework="numpy"))
             except (SafetensorError, OSError) as e:
                 self.close()
-                raise ModelError(f"{path}: not a whole safetensors file ({e}); fetch it again") from e
+                raise ModelError(f"{path}: not a whole safetensors file ({e}); fetch it, or remove its folder and convert, again") from e
             for name in file.keys():  # noqa: SIM118 - safe_open is not a dict
                 if name in self.file_of:
                     self.close()

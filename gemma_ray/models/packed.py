@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name as named
+from jax.interpreters import pxla
 from jax.sharding import PartitionSpec
 from tunix.models.gemma4 import model as tunix_model
 
@@ -43,18 +44,18 @@ class PackedAttention(tunix_model.Attention):
         """Keeps upstream's signature: no cache, and `attn_mask` holds segments [batch, length]."""
         del cache
         x = named(x, "normed")
-        query = self._rotated(self._query_norm(named(_apart(self.q_einsum(_apart(x))), "query")), segment_pos)
+        query = self._rotated(self._query_norm(_apart(named(self.q_einsum(_apart(x)), "query"))), segment_pos)
         if kv_shared_cache is not None:
             key, value = kv_shared_cache["k"], kv_shared_cache["v"]
         else:
             made = self.k_einsum(_apart(x)) if hasattr(self, "k_einsum") else self.kv_einsum(_apart(x))
-            made = named(_apart(made), "key_value")
+            made = _apart(named(made, "key_value"))
             key, value = (made, made) if hasattr(self, "k_einsum") else made
             key, value = self._rotated(self._key_norm(key), segment_pos), _unit_rms(value)
         local = self.attn_type == tunix_model.AttentionType.LOCAL_SLIDING
         window = self.config.sliding_window_size if local else None
         mixed = attend(query, key, value, attn_mask, window=window, kernel=self.kernel, block=self.splash_block)
-        return None, named(_apart(self.attn_vec_einsum(mixed)), "attention"), (key, value)
+        return None, _apart(named(self.attn_vec_einsum(mixed), "attention")), (key, value)
 
     def _rotated(self, x: Any, positions: Any) -> Any:
         return tunix_model.apply_rope(
@@ -72,9 +73,9 @@ class PackedFeedForward(tunix_model.FeedForward):
     def block(self, x: Any) -> Any:
         """x and result [batch, length, embed]."""
         x = named(x, "normed")
-        gate, up = named(_apart(self.gate_proj(_apart(x))), "gate"), named(_apart(self.up_proj(_apart(x))), "up")
-        product = named(_apart(nnx.gelu(gate) * up), "product")
-        return named(_apart(self.down_proj(product)), "mlp")
+        gate, up = _apart(named(self.gate_proj(_apart(x)), "gate")), _apart(named(self.up_proj(_apart(x)), "up"))
+        product = _apart(named(nnx.gelu(gate) * up, "product"))
+        return _apart(named(self.down_proj(product), "mlp"))
 
 
 class PackedGemma4(tunix_model.Gemma4):
@@ -126,7 +127,7 @@ class PackedGemma4(tunix_model.Gemma4):
 
 
 def _placed(x: jax.Array) -> jax.Array:
-    mesh = jax.interpreters.pxla.thread_resources.env.physical_mesh
+    mesh = pxla.thread_resources.env.physical_mesh
     return x if mesh.empty or mesh.size == 1 else jax.lax.with_sharding_constraint(x, ACTIVATIONS)
 
 

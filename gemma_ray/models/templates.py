@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from gemma_ray.errors import ModelError
+from gemma_ray.models.gemma4 import FETCH, read_object
 from gemma_ray.models.tokenizer import Tokenizer
 
 
@@ -118,8 +119,27 @@ def chat_format(folder: Path, model_type: str) -> ChatFormat:
 
 
 def own_template(folder: Path, messages: list[dict[str, str]]) -> str | None:
-    """Messages as the folder's own chat template renders them; None when it has none."""
+    """Messages as the folder's own chat template renders them; None when it has none.
+
+    Raises ModelError naming the tokenizer's file, or the template, that cannot be read.
+    """
     from transformers import AutoTokenizer
 
-    tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    return tokenizer.apply_chat_template(messages, tokenize=False) if tokenizer.chat_template else None
+    settings = folder / "tokenizer_config.json"
+    if settings.is_file():
+        read_object(settings)
+    try:
+        tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except Exception as e:  # as many kinds as there are files
+        raise ModelError(f"{folder}: transformers cannot read its tokenizer files ({_short(e)}); {FETCH}") from e
+    if not tokenizer.chat_template:
+        return None
+    try:
+        return tokenizer.apply_chat_template(messages, tokenize=False)
+    except Exception as e:  # a template is a program: it may raise anything
+        own = folder / "chat_template.jinja"
+        raise ModelError(f"{own if own.is_file() else settings}: the chat template does not render ({_short(e)}); {FETCH}") from e
+
+
+def _short(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"

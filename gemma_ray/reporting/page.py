@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -21,10 +23,31 @@ def report(runs: list[Path], out: Path) -> Path:
     """Write the page to `out` and return it.
 
     The page loads nothing: styles and plots are in it. Every number on it is in an artifact, or derived from numbers that are. Parts that a
-    run does not have are marked "not run". Raises InputError for a folder that is missing or holds no artifact, and for a damaged artifact.
+    run does not have are marked "not run". Raises InputError for a folder that is missing or holds no artifact, for a damaged artifact, and
+    for a page or a run that the file system refuses.
     """
-    if out.is_dir():
-        raise InputError(f"'{out}' is a folder: name the file of the report, for example {out / 'report.html'}")
+    with _accessible(out, "written; name another file with --out"):
+        if out.is_dir():
+            raise InputError(f"'{out}' is a folder: name the file of the report, for example {out / 'report.html'}")
+    with _accessible(runs[0] if runs else out, "read; name another run, or mend it"):
+        page = _page(runs, out)
+    with _accessible(out, "written; name another file with --out"):
+        write_text(out, page)
+    return out
+
+
+@contextlib.contextmanager
+def _accessible(path: Path, what: str) -> Iterator[None]:
+    """Turn what the file system refuses into an InputError that names the file, or else `path`."""
+    verb, _, remedy = what.partition("; ")
+    try:
+        yield
+    except OSError as e:
+        shown = path if e.filename is None or verb == "written" else e.filename
+        raise InputError(f"'{shown}' cannot be {verb} ({e.strerror or e}); {remedy}") from e
+
+
+def _page(runs: list[Path], out: Path) -> str:
     found = read_runs(runs)
     sections = [
         training_section(found),
@@ -48,8 +71,7 @@ def report(runs: list[Path], out: Path) -> Path:
         sections=sections,
         style=Markup((HERE / "page.css").read_text(encoding="utf-8")),
     )
-    write_text(out, page)
-    return out
+    return page.encode("utf-8", "replace").decode()  # names of files may be no text
 
 
 def _hardware(run: Run, named: bool) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,9 @@ from gemma_ray.reporting.views import BenchCell, EvalSummary, Manifest, Sample, 
 
 T = TypeVar("T")
 V = TypeVar("V", bound=View)
+
+MOST_LEVELS = 64
+TOO_DEEP = f"nested more than {MOST_LEVELS} levels deep"
 
 
 @dataclass(frozen=True)
@@ -51,7 +55,7 @@ class RecipeText:
     @property
     def usd_per_hour(self) -> float | None:
         price = self.get("cost", "usd_per_hour")
-        return float(price) if isinstance(price, int | float) and not isinstance(price, bool) else None
+        return float(price) if isinstance(price, int | float) and not isinstance(price, bool) and 0 <= price <= 1e15 else None
 
 
 @dataclass(frozen=True)
@@ -88,7 +92,7 @@ def read_runs(folders: list[Path]) -> list[Run]:
     """
     if not folders:
         raise InputError("name at least one run folder")
-    resolved = [folder.resolve() for folder in folders]
+    resolved = [Path(os.path.realpath(folder)) for folder in folders]  # a loop of links is no error here
     if len(set(resolved)) != len(resolved):
         raise InputError("the same run is named twice")
     depth = 1
@@ -108,12 +112,12 @@ def _read_run(folder: Path, name: str, index: int) -> Run:
         index=index,
         recipe=_read(paths.recipe, _recipe),
         metrics=_read(paths.metrics, lambda text: _lines(Step, text)),
-        manifest=_read(paths.manifest, lambda text: Manifest.model_validate(json.loads(text))),
-        verification=_read(paths.verify, lambda text: Verification.model_validate(json.loads(text))),
+        manifest=_read(paths.manifest, lambda text: Manifest.model_validate(_json(text))),
+        verification=_read(paths.verify, lambda text: Verification.model_validate(_json(text))),
         before=_evaluation(paths.eval_base),
         after=_evaluation(paths.eval),
         bench=_bench(paths.bench),
-        timings=_read(paths.timings, lambda text: Timings.model_validate(json.loads(text))),
+        timings=_read(paths.timings, lambda text: Timings.model_validate(_json(text))),
         versions=_read(folder / "versions.json", _mapping),
     )
     parts = (run.metrics, run.manifest, run.verification, run.before, run.after, run.bench, run.timings, run.versions)
@@ -125,6 +129,8 @@ def _read_run(folder: Path, name: str, index: int) -> Run:
 def _read(path: Path, parse: Callable[[str], T]) -> T | None:
     """What `parse` makes of a file, None when there is none. Raises InputError, in one line, for a file it cannot make anything of."""
     if not path.is_file():
+        _refuse_other(path, "file", os.path.lexists(path))
+        _refuse_other(path.parent, "folder", os.path.lexists(path.parent) and not path.parent.is_dir())
         return None
     try:
         return parse(path.read_text(encoding="utf-8"))
@@ -134,8 +140,31 @@ def _read(path: Path, parse: Callable[[str], T]) -> T | None:
         raise InputError(f"{path} is damaged: {where + ': ' if where else ''}{first['msg']}") from e
     except yaml.YAMLError as e:
         raise InputError(f"{path} is damaged: not YAML") from e
+    except RecursionError as e:
+        raise InputError(f"{path} is damaged: {TOO_DEEP}") from e
     except (ValueError, OSError) as e:
         raise InputError(f"{path} is damaged: {' '.join(str(e).split())}") from e
+
+
+def _refuse_other(path: Path, kind: str, other: bool) -> None:
+    if other:
+        raise InputError(f"{path} is damaged: not a {kind}")
+
+
+def _json(text: str) -> Any:
+    value = json.loads(text)
+    _check_depth(value)
+    return value
+
+
+def _check_depth(value: Any) -> None:
+    """Raise ValueError for what is nested beyond any artifact's need, or in itself (YAML's aliases): it would end Python's stack."""
+    level = [value]
+    for _ in range(MOST_LEVELS):
+        inner = [v for v in level if isinstance(v, dict | list)]
+        level = list({id(w): w for v in inner for w in (v.values() if isinstance(v, dict) else v)}.values())
+    if level:
+        raise ValueError(TOO_DEEP)
 
 
 def _lines(view: type[V], text: str) -> list[V]:
@@ -145,17 +174,17 @@ def _lines(view: type[V], text: str) -> list[V]:
     for number, line in enumerate(complete, 1):
         if line.strip():
             try:
-                found.append(view.model_validate(json.loads(line)))
-            except (json.JSONDecodeError, ValidationError) as e:
-                raise ValueError(f"line {number}: {'not JSON' if isinstance(e, json.JSONDecodeError) else e.errors()[0]['msg']}") from e
+                found.append(view.model_validate(_json(line)))
+            except (json.JSONDecodeError, ValidationError, RecursionError) as e:
+                raise ValueError(f"line {number}: {e.errors()[0]['msg'] if isinstance(e, ValidationError) else 'not JSON'}") from e
     if tail.strip():
-        with contextlib.suppress(json.JSONDecodeError, ValidationError):
-            found.append(view.model_validate(json.loads(tail)))
+        with contextlib.suppress(ValueError, RecursionError):  # ValidationError is a ValueError
+            found.append(view.model_validate(_json(tail)))
     return found
 
 
 def _mapping(text: str) -> dict[str, Any]:
-    value = json.loads(text)
+    value = _json(text)
     if not isinstance(value, dict):
         raise ValueError("not a mapping")
     return value
@@ -165,17 +194,19 @@ def _recipe(text: str) -> RecipeText:
     values = yaml.safe_load(text)
     if not isinstance(values, dict):
         raise ValueError("not a mapping of sections")
+    _check_depth(values)
     return RecipeText(text, values)
 
 
 def _evaluation(folder: Path) -> Evaluation | None:
-    summary = _read(folder / "summary.json", lambda text: EvalSummary.model_validate(json.loads(text)))
+    summary = _read(folder / "summary.json", lambda text: EvalSummary.model_validate(_json(text)))
     if summary is None:
         return None
     return Evaluation(summary, _read(folder / "results.jsonl", lambda text: _lines(Sample, text)) or [])
 
 
 def _bench(folder: Path) -> list[BenchCell] | None:
+    _refuse_other(folder, "folder", os.path.lexists(folder) and not folder.is_dir())
     files = sorted(p for p in folder.glob("*.json") if not p.name.startswith(".")) if folder.is_dir() else []
-    cells = [_read(file, lambda text: BenchCell.model_validate(json.loads(text))) for file in files]
+    cells = [_read(file, lambda text: BenchCell.model_validate(_json(text))) for file in files]
     return sorted((c for c in cells if c), key=lambda c: (c.context, c.qps)) or None

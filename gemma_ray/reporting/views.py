@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Amount = Annotated[float, Field(ge=-1e15, le=1e15)]
+"""A time or a rate. No larger one was measured; infinity and NaN are none."""
+Count = Annotated[int, Field(ge=0, le=1 << 62)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
 
 
 class View(BaseModel):
@@ -17,24 +22,24 @@ class View(BaseModel):
 class Step(View):
     """A line of metrics.jsonl."""
 
-    step: int
+    step: Count
     loss: float
     learning_rate: float | None = None
     grad_norm: float | None = None
-    tokens_per_s: float | None = None
-    loss_tokens: int | None = None
-    step_s: float | None = None
+    tokens_per_s: Amount | None = None
+    loss_tokens: Count | None = None
+    step_s: Amount | None = None
 
 
 class Manifest(View):
     """data/manifest.json."""
 
-    rows_read: int
-    rows_kept: int
-    rows_dropped: dict[str, int] = {}
-    tokens: int
-    loss_tokens: int
-    padding_fraction: float | None = None
+    rows_read: Count
+    rows_kept: Count
+    rows_dropped: dict[str, Count] = {}
+    tokens: Count
+    loss_tokens: Count
+    padding_fraction: Fraction | None = None
     shards: list[Any] = []
 
 
@@ -54,28 +59,28 @@ class Verification(View):
     passed: bool | None = None
     tolerance: float | None = None
     logit_scale: float | None = None
-    positions: int | None = None
-    prompts: int | None = None
-    tunix_greedy_equal: int | None = None
-    vllm_greedy_equal: int | None = None
-    tensors_changed: int | None = None
-    tensors_equal_to_base: int | None = None
+    positions: Count | None = None
+    prompts: Count | None = None
+    tunix_greedy_equal: Count | None = None
+    vllm_greedy_equal: Count | None = None
+    tensors_changed: Count | None = None
+    tensors_equal_to_base: Count | None = None
     tensors: list[TensorCheck] = []
 
 
 class PassAtK(View):
     """pass@k and its 95 % interval, as summary.json has them, fractions."""
 
-    value: float
-    ci95: tuple[float, float] | None = None
+    value: Fraction
+    ci95: tuple[Fraction, Fraction] | None = None
 
 
 class EvalSummary(View):
     """eval/summary.json; `pass_at` holds every `pass@k` that is not null."""
 
-    problems: int
-    samples_per_problem: int
-    verdicts: dict[str, int] = {}
+    problems: Count
+    samples_per_problem: Count
+    verdicts: dict[str, Count] = {}
     simulator: Any = None
     set_aside: Any = None
     dataset: str | None = None
@@ -103,31 +108,31 @@ class Sample(View):
 class Latency(View):
     """A metric of a cell, in ms."""
 
-    mean: float | None = None
-    p50: float | None = None
-    p90: float | None = None
-    p99: float | None = None
-    samples: int | None = None
+    mean: Amount | None = None
+    p50: Amount | None = None
+    p90: Amount | None = None
+    p99: Amount | None = None
+    samples: Count | None = None
     too_few: tuple[str, ...] = ()
 
 
 class BenchCell(View):
     """bench/<context>_<qps>.json."""
 
-    context: int
+    context: Count
     qps: float
-    requests: int
-    completed: int
-    failed: int
-    output_tokens_per_s: float
+    requests: Count
+    completed: Count
+    failed: Count
+    output_tokens_per_s: Amount
     ttft_ms: Latency
     tpot_ms: Latency
     itl_ms: Latency = Latency()
     e2e_ms: Latency = Latency()
-    duration_s: float | None = None
-    achieved_qps: float | None = None
-    max_send_lag_ms: float | None = None
-    errors: dict[str, int] = {}
+    duration_s: Amount | None = None
+    achieved_qps: Amount | None = None
+    max_send_lag_ms: Amount | None = None
+    errors: dict[str, Count] = {}
 
     @property
     def rate(self) -> str:
@@ -138,5 +143,5 @@ class BenchCell(View):
 class Timings(View):
     """timings.json."""
 
-    stages: dict[str, float]
-    total_s: float | None = None
+    stages: dict[str, Amount]
+    total_s: Amount | None = None

@@ -25,8 +25,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from gemma_ray.artifacts import read_json, write_json
-from gemma_ray.errors import ResourceError, StageError
+from gemma_ray.artifacts import RunPaths, read_json, write_json
+from gemma_ray.errors import InputError, ResourceError, StageError
 from gemma_ray.serving.application import Endpoint
 
 STOP_GRACE_S = 60.0
@@ -59,12 +59,11 @@ class Background:
 def start_detached(argv: Sequence[str], state_file: Path, log_file: Path, ready_timeout_s: float) -> Background:
     """Run `argv` in a session of its own and return once it has called `announce(state_file, ...)`; its output goes to `log_file`.
 
-    Raises ResourceError when a server already runs or starts from `state_file`, StageError with the child's last words when it ends first
-    or is not ready after `ready_timeout_s` (it is then killed).
+    Raises ResourceError when a server already runs or starts from `state_file`; InputError with the child's own message when it ends with
+    exit code 2; StageError with its last words when it ends otherwise, or is not ready after `ready_timeout_s` (it is then killed).
     """
     with _starting(state_file):
-        if found := running(state_file):
-            raise ResourceError(f"already serving at {found.url} (pid {found.pid}); stop it first")
+        refuse_second(state_file)
         state_file.unlink(missing_ok=True)
         log_file.parent.mkdir(parents=True, exist_ok=True)
         with log_file.open("w", encoding="utf-8") as output:
@@ -77,9 +76,25 @@ def start_detached(argv: Sequence[str], state_file: Path, log_file: Path, ready_
 
 
 def announce(state_file: Path, endpoint: Endpoint, log_file: Path) -> None:
-    """Tell whoever waits at `state_file` that this process serves `endpoint`."""
+    """Tell whoever waits at `state_file` that this process serves `endpoint`. Raises ResourceError when another's server has taken it."""
+    refuse_second(state_file)
     state = Background(os.getpid(), _born(os.getpid()), endpoint.url, endpoint.models, str(log_file))
     write_json(state_file, asdict(state))
+
+
+def withdraw(state_file: Path, pid: int | None = None) -> None:
+    """Remove the state file of process `pid`, None = this one; another's stays."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        if read_json(state_file)["pid"] == (os.getpid() if pid is None else pid):
+            state_file.unlink(missing_ok=True)
+
+
+def refuse_second(state_file: Path) -> None:
+    """Raise ResourceError when another process serves from `state_file`: it would go on with nothing that names it."""
+    found = running(state_file)
+    if found is not None and found.pid != os.getpid():
+        recipe = RunPaths(state_file.parent).recipe
+        raise ResourceError(f"this run is served already, at {found.url} (pid {found.pid}); `gemma-ray serve {recipe} --stop` ends it")
 
 
 def run_until_signal(stop_server: Callable[[], None], state_file: Path | None = None) -> None:
@@ -103,7 +118,7 @@ def run_until_signal(stop_server: Callable[[], None], state_file: Path | None = 
             stop_server()
         finally:
             if state_file is not None:
-                state_file.unlink(missing_ok=True)
+                withdraw(state_file)
 
 
 def running(state_file: Path) -> Background | None:
@@ -129,7 +144,7 @@ def stop(state_file: Path, grace_s: float = STOP_GRACE_S) -> Background | None:
     if state is None:
         return None
     _end(state.pid, grace_s)
-    state_file.unlink(missing_ok=True)
+    withdraw(state_file, state.pid)
     return state
 
 
@@ -156,12 +171,17 @@ def _wait_for_announcement(
         if time.monotonic() > deadline:
             raise StageError(f"the server was not ready after {timeout_s:.0f} s (serve.ready_timeout_s); its log: {log_file}")
         time.sleep(_POLL_S)
-    raise StageError(f"the server ended with exit code {child.returncode}: {_last_line(log_file)} (log: {log_file})")
+    words = f"{_last_words(log_file)} (log: {log_file})"
+    if child.returncode == InputError.exit_code:
+        raise InputError(words)
+    raise StageError(f"the server ended with exit code {child.returncode}: {words}")
 
 
-def _last_line(log_file: Path) -> str:
+def _last_words(log_file: Path) -> str:
+    """The error that the command reported, else its last line."""
     lines = [line.strip() for line in log_file.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
-    return lines[-1] if lines else "it wrote nothing"
+    errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    return (errors or lines or ["it wrote nothing"])[-1]
 
 
 def _born(pid: int) -> float:

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from gemma_ray.section import Section
+from gemma_ray.section import Seconds, Section
 
 
 class ServeConfig(Section):
@@ -24,7 +24,7 @@ class ServeConfig(Section):
     target_ongoing_requests: float = Field(default=32.0, gt=0, description="requests in flight at which a replica gets company")
     max_model_len: int = Field(default=16384, ge=1, description="tokens, prompt and answer together")
     cpus_per_replica: float = Field(default=1.0, gt=0, description="logical CPUs that a replica claims from Ray")
-    ready_timeout_s: float = Field(default=1200.0, gt=0)
+    ready_timeout_s: Seconds = 1200.0
     engine: dict[str, Any] = Field(default_factory=dict)
 
     @model_validator(mode="after")

@@ -1,13 +1,16 @@
-"""Reading a run's Orbax checkpoints on one host, without a mesh."""
+"""Reading a run's Orbax checkpoints on one host, without a mesh, and whether training may continue from the newest."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from gemma_ray.artifacts import read_json
 from gemma_ray.errors import CheckpointError
 from gemma_ray.training.config import LoraConfig
 
@@ -23,9 +26,59 @@ class Checkpoint:
 
 
 def latest_step(folder: Path) -> int | None:
-    """The newest whole checkpoint's step, None when there is none. Unfinished ones carry another name and do not count."""
+    """The newest whole checkpoint's step, None when there is none. Unfinished ones carry another name and do not count.
+
+    Raises CheckpointError when `folder` is a file.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise CheckpointError(f"{folder}: a file where the folder of checkpoints belongs; move it away")
     steps = [int(p.name) for p in folder.iterdir() if p.is_dir() and p.name.isdigit()] if folder.is_dir() else []
     return max(steps, default=None)
+
+
+def check_continuable(folder: Path, made_from: str, steps: int) -> None:
+    """Look at the newest checkpoint, if there is one, before a model is built and anything restored into it.
+
+    Raises CheckpointError when it is damaged, was trained from something else than `made_from`, or is past `steps`.
+    """
+    step = latest_step(folder)
+    if step is None:
+        return
+    if read_metadata(folder, step)["made_from"] != made_from:
+        raise CheckpointError(
+            f"{folder}: step {step} was trained from another recipe or other data; set another run.dir or remove that folder"
+        )
+    if step > steps:
+        raise CheckpointError(
+            f"{folder}: holds step {step}, and train.steps is {steps}; set train.steps to {step} or more, or another run.dir"
+        )
+
+
+def read_metadata(folder: Path, step: int) -> dict[str, Any]:
+    """What a checkpoint holds besides arrays. Raises CheckpointError when it cannot be read, or is not one of `gemma-ray train`."""
+    path = folder / str(step)
+    with unreadable_named(folder, step):
+        saved = dict(read_json(path / "_CHECKPOINT_METADATA")["custom_metadata"] or {})
+    # Without the optimizer's state Tunix would begin with a fresh one, and not say so.
+    parts_there = all((path / item).is_dir() for item in ("model_params", "optimizer_state"))
+    if not parts_there or not {"made_from", "data", "mode", "lora"} <= saved.keys():
+        raise CheckpointError(f"{path}: not a whole checkpoint of `gemma-ray train`; remove it to use an older one")
+    return saved
+
+
+_DAMAGE = (ValueError, KeyError, FileNotFoundError, NotADirectoryError, TypeError, AttributeError, RecursionError)
+
+
+@contextmanager
+def unreadable_named(folder: Path, step: int | None) -> Iterator[None]:
+    """Turn what Orbax and Tunix raise on a damaged checkpoint into a CheckpointError that names it; with none (None) it is not to blame."""
+    try:
+        yield
+    except Exception as e:
+        if step is None or not (isinstance(e, _DAMAGE) or type(e) is Exception):  # Orbax raises a bare one when array data is missing
+            raise
+        why = (str(e).strip() or type(e).__name__).splitlines()[0][:200]
+        raise CheckpointError(f"{folder / str(step)}: cannot be read ({why}); remove it to use an older one") from e
 
 
 def read_checkpoint(folder: Path, step: int | None = None) -> Checkpoint:
@@ -39,20 +92,15 @@ def read_checkpoint(folder: Path, step: int | None = None) -> Checkpoint:
     if step is None or not (folder / str(step)).is_dir():
         wanted = "checkpoint" if step is None else f"checkpoint of step {step}"
         raise CheckpointError(f"{folder}: no {wanted}; run `gemma-ray train` first")
+    saved = read_metadata(folder, step)
     handlers = {"model_params": ocp.PyTreeCheckpointHandler()}
-    try:
-        with ocp.CheckpointManager(folder.absolute(), item_handlers=handlers) as manager:
-            saved = manager.metadata(step).custom_metadata or {}
-            shapes = manager.item_metadata(step)["model_params"].tree
-            as_numpy = _map_leaves(shapes, lambda _: ocp.RestoreArgs(restore_type=np.ndarray))
-            tree = manager.restore(step, args=ocp.args.Composite(model_params=ocp.args.PyTreeRestore(restore_args=as_numpy)))[
-                "model_params"
-            ]
-    except (ValueError, KeyError, FileNotFoundError, TypeError) as e:
-        raise CheckpointError(f"{folder / str(step)}: cannot be read ({str(e).splitlines()[0]}); remove it to use an older one") from e
-    if "lora" not in saved:
-        raise CheckpointError(f"{folder / str(step)}: holds no adapter definition; it was not written by `gemma-ray train`")
-    return Checkpoint(step, saved["mode"], LoraConfig.model_validate(saved["lora"]), dict(_flat(tree)))
+    with unreadable_named(folder, step), ocp.CheckpointManager(folder.absolute(), item_handlers=handlers) as manager:
+        shapes = manager.item_metadata(step)["model_params"].tree
+        as_numpy = _map_leaves(shapes, lambda _: ocp.RestoreArgs(restore_type=np.ndarray))
+        restore = ocp.args.PyTreeRestore(restore_args=as_numpy)
+        tree = manager.restore(step, args=ocp.args.Composite(model_params=restore))["model_params"]
+        lora = LoraConfig.model_validate(saved["lora"])
+    return Checkpoint(step, saved["mode"], lora, dict(_flat(tree)))
 
 
 def _map_leaves(tree: Any, fn: Any) -> Any:

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from gemma_ray.section import Section
+from gemma_ray.section import Section, Seed
 
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
@@ -14,7 +14,7 @@ TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down
 class LoraConfig(Section):
     """Which projections get an adapter, and how large. Names are Hugging Face's, as in PEFT."""
 
-    rank: int = Field(default=64, ge=1)
+    rank: int = Field(default=64, ge=1, le=16_384)
     alpha: float = Field(default=64.0, gt=0)
     targets: tuple[str, ...] = TARGETS
 
@@ -35,8 +35,8 @@ class TrainConfig(Section):
     """The optimizer, its schedule, and what is saved."""
 
     mode: Literal["lora", "full"] = "lora"
-    steps: int = Field(default=1244, ge=1, description="optimizer steps")
-    batch_size: int = Field(default=8, ge=1, description="sequences a step, over all devices")
+    steps: int = Field(default=1244, ge=1, le=2**31 - 1, description="optimizer steps")
+    batch_size: int = Field(default=8, ge=1, le=1_000_000, description="sequences a step, over all devices")
     learning_rate: float = Field(default=1e-4, gt=0, description="peak")
     warmup_steps: int = Field(default=100, ge=0)
     weight_decay: float = Field(default=0.001, ge=0)
@@ -44,13 +44,14 @@ class TrainConfig(Section):
     checkpoint_every: int = Field(default=100, ge=1, description="steps")
     keep_checkpoints: int = Field(default=3, ge=1)
     micro_batches: int = Field(default=1, ge=1, description="parts of a batch that go one after another; same result, less memory")
-    remat: Literal["none", "elementwise", "layer"] = Field(
-        default="none", description="what the backward pass computes again: nothing, all but matrix products, or whole layers"
+    remat: Literal["none", "norms", "elementwise", "layer"] = Field(
+        default="none",
+        description="what the backward pass computes again: nothing, norms and rotations, all but matrix products, or whole layers",
     )
     attention: Literal["auto", "dot", "splash"] = Field(
         default="auto", description="auto = splash on TPU for rows and heads of multiples of 128, else dot"
     )
-    seed: int = 0
+    seed: Seed = 0
 
     @model_validator(mode="after")
     def _whole_micro_batches(self) -> TrainConfig:
@@ -67,5 +68,5 @@ class TrainConfig(Section):
 class MeshConfig(Section):
     """The device mesh: `fsdp` shards the batch and the parameters, `tp` the heads and the hidden dimension."""
 
-    fsdp: int = Field(default=1, ge=1)
-    tp: int = Field(default=1, ge=1)
+    fsdp: int = Field(default=1, ge=1, le=65_536)
+    tp: int = Field(default=1, ge=1, le=65_536)

@@ -21,11 +21,12 @@ from tunix.sft import hooks
 from tunix.sft.peft_trainer import PeftTrainer, TrainingConfig
 
 from gemma_ray.data.source import batches
-from gemma_ray.errors import CheckpointError, StageError
+from gemma_ray.errors import StageError
 from gemma_ray.models.attention import pick_kernel
 from gemma_ray.models.gemma4 import read_text_config
 from gemma_ray.training.batches import check_same_batch, place_batch
 from gemma_ray.training.build import build_model
+from gemma_ray.training.checkpoints import check_continuable, latest_step, unreadable_named
 from gemma_ray.training.config import LoraConfig, MeshConfig, TrainConfig
 from gemma_ray.training.metrics import MetricsFile, StepMetrics, read_metrics
 from gemma_ray.training.optimizer import build_optimizer, learning_rate_schedule
@@ -64,9 +65,10 @@ class TrainResult:
 def train(job: TrainJob, report: Report) -> TrainResult:
     """Train to `job.train.steps`, from the newest checkpoint when there is one; call it in every process with the same job.
 
-    `report` is called on process 0 with a dictionary a step. Raises CheckpointError when the checkpoints belong to another recipe,
-    StageError when the loss is not finite or processes disagree on the data.
+    `report` is called on process 0 with a dictionary a step. Raises CheckpointError when the newest checkpoint is damaged, belongs to
+    another recipe or is past `job.train.steps`, StageError when the loss is not finite or processes disagree on the data.
     """
+    check_continuable(job.checkpoints, job.made_from, job.train.steps)
     mesh = make_mesh(job.mesh.fsdp, job.mesh.tp)
     adapter = job.lora if job.train.mode == "lora" else None
     with mesh:
@@ -90,7 +92,8 @@ class Trainer(PeftTrainer):
             checkpoint_root_directory=str(job.checkpoints.absolute()),
             checkpointing_options=options,
         )
-        super().__init__(model, build_optimizer(job.train), config)
+        with unreadable_named(job.checkpoints, latest_step(job.checkpoints)):
+            super().__init__(model, build_optimizer(job.train), config)
         self.job, self.mesh, self.report = job, mesh, report
         self.resumed_from = self.train_steps
         self.last_loss = read_metrics(job.metrics)[-1].loss if self.resumed_from else math.nan
@@ -98,18 +101,10 @@ class Trainer(PeftTrainer):
         self.schedule = learning_rate_schedule(job.train)
         self.batches = batches(job.data, batch_size=job.train.batch_size, seq_len=job.seq_len, seed=job.train.seed)
         if self.resumed_from:
-            self._resume_data(self._restored_custom_metadata)
+            self.batches.set_state(self._restored_custom_metadata["data"])
         self.metrics_file = MetricsFile(job.metrics, self.resumed_from) if jax.process_index() == 0 else None
         self.with_data_hooks(_NextBatch())
         self._step_started = time.perf_counter()
-
-    def _resume_data(self, saved: dict[str, Any]) -> None:
-        if saved.get("made_from") != self.job.made_from:
-            raise CheckpointError(
-                f"{self.job.checkpoints}: step {self.resumed_from} was trained from another recipe or other data; "
-                "set another run.dir or remove that folder"
-            )
-        self.batches.set_state(saved["data"])
 
     def next_batch(self) -> dict[str, Any] | None:
         """The next global batch on the mesh; None when the last step is done."""

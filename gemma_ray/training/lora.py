@@ -43,7 +43,8 @@ def add_lora(model: nnx.Module, config: LoraConfig) -> nnx.Module:
     provider = qwix.LoraProvider(module_path=module_pattern(config.targets), rank=config.rank, alpha=config.alpha)
     inputs = model.get_model_input()  # type: ignore[attr-defined]
     # Qwix adds the adapter to what this method calls; logits are computed from what it returns.
-    return qwix.apply_lora_to_model(model, provider, **inputs, methods=("hidden_states",), rngs=nnx.Rngs(params=0))
+    adapted: Any = qwix.apply_lora_to_model(model, provider, **inputs, methods=("hidden_states",), rngs=nnx.Rngs(params=0))
+    return adapted
 
 
 def initial_lora(abstract: dict[str, jax.ShapeDtypeStruct], seed: int) -> dict[str, Any]:

@@ -11,6 +11,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.interpreters import pxla
+from jax.sharding import PartitionSpec
 
 CHUNK = 512
 """Positions of a row that meet the output table at once."""
@@ -33,8 +35,14 @@ def next_token_loss(model: Any, tokens: jax.Array, loss_mask: jax.Array, positio
     """
     targets, weights = targets_and_weights(tokens, loss_mask, segments)
     hidden = model.hidden_states(tokens, positions, segments)
-    table = model.embedder.input_embedding.get_value().astype(hidden.dtype)
+    table = _whole_rows(model.embedder.input_embedding.get_value().astype(hidden.dtype))
     return summed_cross_entropy(hidden, table, targets, weights, model.config.final_logit_softcap)
+
+
+def _whole_rows(table: jax.Array) -> jax.Array:
+    """The output table gathered over fsdp once, before the loop over chunks, where XLA would gather it for every chunk."""
+    mesh = pxla.thread_resources.env.physical_mesh
+    return table if mesh.empty or mesh.size == 1 else jax.lax.with_sharding_constraint(table, PartitionSpec("tp", None))
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(4,))

@@ -7,6 +7,7 @@ rank or divisibility is wrong. That mismatch is what stopped the paper's authors
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -132,18 +133,23 @@ def _sharded(text: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
 
 def working_meshes(text: dict[str, Any], batch_size: int, devices: int) -> list[tuple[int, int]]:
     """Every (fsdp, tp) of so many devices that suits the model and its micro-batch."""
-    splits = [(f, devices // f) for f in range(1, devices + 1) if devices % f == 0]
+    low = [f for f in range(1, math.isqrt(devices) + 1) if devices % f == 0]
+    splits = [(f, devices // f) for f in sorted({*low, *(devices // f for f in low)})]
     return [(f, t) for f, t in splits if not mesh_problems(text, batch_size, f, t)]
 
 
 def check_mesh(text: dict[str, Any], batch_size: int, fsdp: int, tp: int) -> None:
-    """Raise RecipeError when the mesh does not divide the model or the micro-batch, naming each reason and the meshes that would work."""
+    """Raise RecipeError when the mesh does not divide the model or the micro-batch, naming each reason and what would work."""
     problems = mesh_problems(text, batch_size, fsdp, tp)
     if not problems:
         return
     devices = fsdp * tp
-    works = [f"fsdp={f} tp={t}" for f, t in working_meshes(text, batch_size, devices)]
-    remedy = f"On {devices} devices these work: {', '.join(works)}" if works else f"No mesh of {devices} devices works; use another number"
+    remedies = []
+    if not mesh_problems(text, fsdp, fsdp, tp):  # only the batch is at fault
+        remedies.append(f"Make train.batch_size / train.micro_batches a multiple of {fsdp}")
+    if works := [f"fsdp={f} tp={t}" for f, t in working_meshes(text, batch_size, devices)]:
+        remedies.append(f"On {devices} devices these work: {', '.join(works)}")
+    remedy = ". Or: ".join(remedies) or f"No mesh of {devices} devices works with {batch_size} rows a micro-batch; change one of the two"
     raise RecipeError(f"mesh fsdp={fsdp} tp={tp}: {'; '.join(problems)}. {remedy}")
 
 

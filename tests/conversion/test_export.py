@@ -132,3 +132,15 @@ def test_a_checkpoint_of_another_model_is_refused_and_nothing_is_written(trained
     with pytest.raises((CheckpointError, ModelError)):
         export(other, trained, tmp_path / "out", ConvertConfig())
     assert sorted(p.name for p in tmp_path.iterdir()) == ["other"]
+
+
+def test_a_damaged_export_is_named_before_other_programs_read_it(tiny_gemma: Path, trained: Path, exported: Path, tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    shutil.copytree(exported, broken)
+    path = sorted(broken.glob("*.safetensors"))[-1]
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(ModelError, match=rf"{path.name}: not a whole safetensors file"):
+        verify(tiny_gemma, trained, broken, PROMPTS, ConvertConfig(), greedy)
+    path.unlink()
+    with pytest.raises(ModelError, match="tensors are missing"):
+        verify(tiny_gemma, trained, broken, PROMPTS, ConvertConfig(), greedy)

@@ -17,8 +17,9 @@ from gemma_ray.data.records import pack_row, unpack_row
 from gemma_ray.data.shards import check_shards, read_manifest
 from gemma_ray.data.show import loss_free_prefixes, marked_text, shown_rows
 from gemma_ray.data.source import batches
-from gemma_ray.errors import DataError
+from gemma_ray.errors import DataError, RecipeError
 from gemma_ray.models.tokenizer import Tokenizer
+from gemma_ray.recipe import parse_recipe
 
 CONFIG = DataConfig(max_seq_len=128, rows_per_shard=8)
 
@@ -95,7 +96,12 @@ def test_the_same_source_gives_the_same_bytes(prepared: Path, tiny_gemma: Path, 
         ([record(0), "{not json"], r"a\.jsonl:2: not a line of JSON"),
         ([record(0), "[1, 2]"], r"a\.jsonl:2: a record is an object"),
         ([{"prompt": "p", "completion": "c"}], r"a\.jsonl:1: needs text under 'response'; the record has completion, prompt"),
-        ([{"prompt": 3, "response": "c"}], "needs text under 'prompt'"),
+        ([{"prompt": 3, "response": "c"}], "needs text under 'prompt', which is a number"),
+        ([{"prompt": None, "response": "c"}], "needs text under 'prompt', which is null"),
+        ([record(0), '{"prompt": ' + "9" * 5000 + "}"], r"a\.jsonl:2: not a line of JSON \(Exceeds the limit \(4300 digits\)"),
+        ([record(0), "[" * 200_000], r"a\.jsonl:2: not a line of JSON"),
+        ([record(0), {**record(1), "prompt": "a\ud800"}], r"a\.jsonl:2: 'prompt' holds \\ud800, half of a character, at 1"),
+        ([{f"key{i:04}\ud800": i for i in range(3000)}], r"key0007\\ud800 and 2992 more$"),
         ([], "not one record"),
         ([record(0, "no module")], r"all 1 rows were dropped \(no_module 1\)"),
     ],
@@ -199,3 +205,42 @@ def test_a_codev_record_is_taken_apart() -> None:
     parsed = parse_codev(record(5), "here")
     assert (parsed.prompt, parsed.reasoning) == ("Make number 5.", "hm 5")
     assert parsed.answer.startswith("```verilog\nmodule")
+
+
+def test_a_record_as_deep_as_can_be_read_is_read(tiny_gemma: Path, tmp_path: Path) -> None:
+    deep = json.dumps(record(1))[:-1] + ', "more": ' + "[" * 900 + "]" * 900 + "}"
+    source = write(tmp_path / "a.jsonl", [record(0), deep])
+    assert prepare(CONFIG, str(source), tiny_gemma, tmp_path / "out").rows_kept == 2
+
+
+def test_a_system_prompt_with_half_a_character_is_refused() -> None:
+    with pytest.raises(RecipeError, match=r"data\.system_prompt.*half of a character"):
+        parse_recipe({"data": {"system_prompt": "a\ud800"}})
+
+
+@pytest.mark.parametrize("damage", ["missing", "short"])
+def test_rows_of_a_damaged_shard_are_not_shown(prepared: Path, tiny_gemma: Path, tmp_path: Path, damage: str) -> None:
+    import shutil
+
+    folder = tmp_path / "data"
+    shutil.copytree(prepared, folder)
+    shard = folder / read_manifest(folder).shards[0].file
+    shard.unlink() if damage == "missing" else shard.write_bytes(shard.read_bytes()[:100])
+    with pytest.raises(DataError, match=rf"{shard.name}: .*run `gemma-ray data prepare`"):
+        shown_rows(folder, tiny_gemma, 1)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"rows_kept": "x"}, "rows_kept: Input should be a valid integer"),
+        ({"shards": [{"file": "a", "rows": "x", "sha256": ""}]}, "shards.0.rows: Input should be a valid integer"),
+        ({"shards": None}, "shards: Input should be a valid"),
+        ([], "the file: Input should be an object"),
+    ],
+)
+def test_a_manifest_of_other_types_is_refused(prepared: Path, tmp_path: Path, change: Any, message: str) -> None:
+    manifest = json.loads((prepared / "manifest.json").read_text())
+    (tmp_path / "manifest.json").write_text(json.dumps({**manifest, **change} if isinstance(change, dict) else change))
+    with pytest.raises(DataError, match=rf"manifest\.json: not a manifest \({message}.*run `gemma-ray data prepare`"):
+        read_manifest(tmp_path)

@@ -13,6 +13,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from gemma_ray.errors import ModelError
+from gemma_ray.models.fingerprint import model_fingerprint
 from gemma_ray.models.gemma4 import read_text_config
 from gemma_ray.models.loading import TensorFiles, check_complete
 from gemma_ray.models.parameter_map import LAYOUTS, gemma4_rows
@@ -117,3 +118,40 @@ def test_models_that_cannot_be_trained_are_refused(tiny_gemma: Path, tmp_path: P
 def test_a_folder_without_config_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"no config\.json"):
         read_text_config(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"[]", "does not hold an object"),
+        (b"\xff\xfe{", "not valid JSON"),
+        (b"[" * 100_000, "not valid JSON"),
+        ({"text_config": None}, "text_config = None is not an object"),
+        ({"num_attention_heads": "4"}, "num_attention_heads = '4': input should be a valid integer"),
+        ({"head_dim": 0}, "head_dim = 0: input should be greater"),
+        ({"layer_types": ["strange"] * 6}, "layer_types.0 = 'strange'"),
+        ({"num_hidden_layers": 7}, "names 6 layer_types, and num_hidden_layers is 7"),
+        ({"rope_parameters": {}}, "rope_parameters.sliding_attention is missing"),
+        ({"rope_parameters": {"sliding_attention": {"rope_theta": "1e4"}}}, "rope_theta = '1e4'"),
+    ],
+)
+def test_a_damaged_config_is_named_with_its_key(tiny_gemma: Path, tmp_path: Path, content: bytes | dict[str, Any], message: str) -> None:
+    path = tmp_path / "config.json"
+    config = json.loads((tiny_gemma / "config.json").read_text())
+    path.write_bytes(content if isinstance(content, bytes) else json.dumps({**config, **content}).encode())
+    with pytest.raises(ModelError, match=rf"config\.json: .*{message}.*fetch the model's files again"):
+        read_text_config(tmp_path)
+
+
+@pytest.mark.parametrize("key", ["vocab_size", "layer_types", "attention_k_eq_v", "rope_parameters"])
+def test_a_key_that_is_missing_is_named(tiny_gemma: Path, tmp_path: Path, key: str) -> None:
+    config = json.loads((tiny_gemma / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({k: v for k, v in config.items() if k != key}))
+    with pytest.raises(ModelError, match=rf"config\.json: {key} is missing"):
+        read_text_config(tmp_path)
+
+
+def test_a_fingerprint_of_a_damaged_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(ModelError, match=r"config\.json: not valid JSON"):
+        model_fingerprint(tmp_path)

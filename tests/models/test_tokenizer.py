@@ -99,3 +99,22 @@ def test_a_missing_or_damaged_tokenizer_is_refused(tmp_path: Path, content: str 
 def test_an_unknown_family_names_the_known_ones(tiny_gemma: Path) -> None:
     with pytest.raises(ModelError, match="gemma4"):
         chat_format(tiny_gemma, "llama")
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("tokenizer_config.json", '{"tok', r"tokenizer_config\.json: not valid JSON"),
+        ("tokenizer_config.json", "[]", r"tokenizer_config\.json: does not hold an object"),
+        ("tokenizer_config.json", '{"tokenizer_class": 3}', "transformers cannot read its tokenizer files"),
+        ("special_tokens_map.json", "{", "transformers cannot read its tokenizer files"),
+        ("chat_template.jinja", "{% if %}", r"chat_template\.jinja: the chat template does not render \(TemplateSyntaxError"),
+        ("chat_template.jinja", "{{ 1 / 0 }}", r"chat_template\.jinja: the chat template does not render"),
+    ],
+)
+def test_a_damaged_tokenizer_file_or_template_is_named(tiny_gemma: Path, tmp_path: Path, file: str, content: str, message: str) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_gemma, folder)
+    (folder / file).write_text(content)
+    with pytest.raises(ModelError, match=message):
+        chat_format(folder, "gemma4_text")

@@ -9,7 +9,7 @@ import pytest
 from raycluster.emulation import emulated_cluster
 from raycluster.errors import ClusterError, WorkerError
 from raycluster.placement import map_tasks, run_task
-from raycluster.session import connect, wait_for_slice
+from raycluster.session import check_answers, connect, wait_for_slice
 from raycluster.slices import resolve
 from raycluster.trainer import run_spmd, send_report
 
@@ -161,6 +161,12 @@ def test_more_cpus_than_a_node_has_are_refused():
 def test_a_slice_that_the_cluster_lacks_is_refused_with_what_it_has():
     with pytest.raises(ClusterError, match=r"does not have v6e 2x4.*2 x \(2 TPU, 2 CPU, TPU-V5P, v5p-8\)"):
         wait_for_slice(resolve("v6e", "2x4"))
+
+
+def test_a_living_cluster_answers_at_its_address():
+    import ray
+
+    check_answers(ray.get_runtime_context().gcs_address)
 
 
 def test_a_connected_process_keeps_its_connection():

@@ -64,12 +64,14 @@ def start(tmp_path):
 
 
 def processes_of(folder):
+    """Those with the folder in their environment or among their open files: Ray's agents overwrite their environment."""
     found = []
     for process in psutil.process_iter():
         try:
-            if process.environ().get("RAY_TMPDIR") == folder and process.status() != psutil.STATUS_ZOMBIE:
+            named = process.environ().get("RAY_TMPDIR") == folder or any(file.path.startswith(folder) for file in process.open_files())
+            if named and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process)
-        except psutil.Error:
+        except (psutil.Error, OSError):
             continue
     return found
 
@@ -101,11 +103,29 @@ def test_an_interrupt_stops_the_training_and_leaves_nothing(start, number):
     assert not Path(folder).exists()
 
 
+def test_an_interrupt_while_ray_starts_leaves_nothing(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(textwrap.dedent(PROGRAM))
+    process = subprocess.Popen([sys.executable, program, "0", tmp_path], stderr=subprocess.PIPE, text=True, cwd=Path.cwd())
+
+    def agents():
+        family = psutil.Process(process.pid).children(recursive=True)
+        return [member for member in family if member.is_running() and "Agent" in "".join(member.cmdline()[:1])]
+
+    while not agents():
+        assert process.poll() is None
+        time.sleep(0.02)
+    family = psutil.Process(process.pid).children(recursive=True)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    assert [member for member in family if member.is_running() and member.status() != psutil.STATUS_ZOMBIE] == []
+
+
 def test_a_killed_program_takes_its_processes_with_it(start):
     process, folder = start(600)
-    assert processes_of(folder)
+    assert "ray::DashboardAgent" in [running.cmdline()[0] for running in processes_of(folder)]
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
-    assert wait_until_gone(folder, timeout_s=30) == []
+    assert wait_until_gone(folder, timeout_s=10) == []
     _remove_abandoned()  # what the next emulated cluster does first
     assert not Path(folder).exists()

@@ -1,6 +1,8 @@
 import html
 import json
+import os
 import re
+import shutil
 from html.parser import HTMLParser
 
 import pytest
@@ -237,7 +239,18 @@ def test_a_bench_where_every_request_failed_is_a_row_and_no_point(tmp_path, make
         ("versions.json", "[]"),
         ("recipe.yaml", "model: [unclosed"),
         ("recipe.yaml", "just words"),
+        ("recipe.yaml", "[" * 5_000),
+        ("recipe.yaml", "a: &a {b: *a}"),
+        ("timings.json", '{"stages": {"train": Infinity}}'),
+        ("timings.json", '{"stages": {"train": 1.0}, "total_s": NaN}'),
+        ("metrics.jsonl", '{"step": 1, "loss": 2.0, "step_s": Infinity}\n'),
+        ("metrics.jsonl", "[" * 100_000 + "\n"),
+        ("versions.json", "[" * 100_000),
+        ("versions.json", '{"a": ' * 500 + "1" + "}" * 500),
+        ("verify.json", "[" * 100_000),
+        ("eval/summary.json", '{"problems": 3, "samples_per_problem": 5, "pass@1": {"value": Infinity}}'),
     ],
+    ids=lambda text: text[:60],
 )
 def test_a_damaged_artifact_is_one_line_that_names_it(tmp_path, make_run, name, content):
     run = make_run()
@@ -246,6 +259,54 @@ def test_a_damaged_artifact_is_one_line_that_names_it(tmp_path, make_run, name, 
         report([run], tmp_path / "r.html")
     assert str(run / name) in str(e.value) and "damaged" in str(e.value) and "\n" not in str(e.value)
     assert not (tmp_path / "r.html").exists()
+
+
+def test_an_infinite_latency_is_damage_and_an_infinite_loss_is_not(tmp_path, make_run):
+    run = make_run(steps=2)
+    (run / "metrics.jsonl").write_text('{"step": 1, "loss": 1e30}\n{"step": 2, "loss": NaN, "grad_norm": Infinity}\n')
+    assert "nan" in render(tmp_path, run).text
+    cell = json.loads((run / "bench" / "128_1.json").read_text())
+    change(run / "bench" / "128_1.json", ttft_ms={**cell["ttft_ms"], "p50": float("inf")})
+    with pytest.raises(InputError, match=r"128_1\.json is damaged: ttft_ms\.p50"):
+        report([run], tmp_path / "r.html")
+
+
+@pytest.mark.parametrize(
+    "name", ["metrics.jsonl", "timings.json", "eval/summary.json", "eval/results.jsonl", "bench/128_1.json", "recipe.yaml"]
+)
+def test_a_folder_in_place_of_an_artifact_is_damage(tmp_path, make_run, name):
+    run = make_run()
+    (run / name).unlink()
+    (run / name).mkdir()
+    with pytest.raises(InputError, match=f"{run / name} is damaged: not a file"):
+        report([run], tmp_path / "r.html")
+
+
+@pytest.mark.parametrize("name", ["data", "eval", "bench"])
+def test_a_file_in_place_of_a_folder_is_damage(tmp_path, make_run, name):
+    run = make_run()
+    shutil.rmtree(run / name)
+    (run / name).write_text("")
+    with pytest.raises(InputError, match=f"{run / name} is damaged: not a folder"):
+        report([run], tmp_path / "r.html")
+
+
+@pytest.mark.parametrize("out", ["/proc/nope/x.html", "x" * 300 + ".html", "x" * 250, "timings.json/x.html"])
+def test_a_page_that_cannot_be_written_is_refused(tmp_path, make_run, out):
+    run = make_run(steps=2)
+    with pytest.raises(InputError, match=r"cannot be written \(.*\); name another file"):
+        report([run], run / out)
+
+
+def test_a_run_with_an_impossible_name_is_refused(tmp_path):
+    with pytest.raises(InputError, match="File name too long"):
+        report([tmp_path / ("x" * 300)], tmp_path / "r.html")
+
+
+def test_a_file_whose_name_is_no_text_is_listed(tmp_path, make_run):
+    run = make_run(steps=2)
+    (run / os.fsdecode(b"caf\xe9.txt")).write_text("x")
+    assert "caf?.txt" in render(tmp_path, run).text
 
 
 def test_a_line_that_a_kill_cut_short_is_left_out(tmp_path, make_run):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -13,10 +15,16 @@ from pathlib import Path
 
 import psutil
 import pytest
+from typer.testing import CliRunner
 
 from gemma_ray.artifacts import read_json, write_json
-from gemma_ray.errors import ResourceError, StageError
+from gemma_ray.cli import app
+from gemma_ray.errors import InputError, ResourceError, StageError
+from gemma_ray.recipe import load_recipe
 from gemma_ray.serving import background
+from gemma_ray.serving.application import Endpoint
+from workloads import serve
+from workloads.progress import Progress
 
 URL = "http://127.0.0.1:8123"
 
@@ -75,6 +83,56 @@ def test_a_server_that_fails_says_its_last_words(files: tuple[Path, Path]):
         background.start_detached(argv, *files, ready_timeout_s=60)
     assert str(files[1]) in str(failure.value)
     assert background.running(files[0]) is None
+
+
+def test_a_server_whose_input_was_wrong_is_an_input_error_in_its_own_words(files: tuple[Path, Path]):
+    words = "serving needs 932.9 GiB of memory; lower serve.min_replicas"
+    argv = server(*files, body=f"print('error: {words}', file=sys.stderr); print('a late note'); sys.exit(2)")
+    with pytest.raises(InputError) as failure:
+        background.start_detached(argv, *files, ready_timeout_s=60)
+    assert str(failure.value) == f"{words} (log: {files[1]})"
+
+
+def test_a_server_does_not_take_the_place_of_another(files: tuple[Path, Path]):
+    started = background.start_detached(server(*files), *files, ready_timeout_s=60)
+    with pytest.raises(ResourceError, match=rf"{URL} \(pid {started.pid}\); `gemma-ray serve .*recipe.yaml --stop`"):
+        background.announce(files[0], started.endpoint, files[1])
+    background.withdraw(files[0])
+    assert background.running(files[0]) == started, "the first server's file must stay"
+
+
+def test_a_run_that_is_served_is_not_served_again(tmp_path: Path):
+    recipe = load_recipe("quickstart-cpu", [f"run.dir={tmp_path}"])
+    other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    born = psutil.Process(other.pid).create_time()
+    state = {"pid": other.pid, "started_s": born, "url": URL, "models": ["base"], "log": "x"}
+    write_json(tmp_path / "serve.json", state)
+    try:
+        with pytest.raises(ResourceError, match=f"{URL}.*--stop` ends it"):
+            serve.run(recipe, Progress())
+        assert read_json(tmp_path / "serve.json") == state
+        assert not (tmp_path / "recipe.yaml").exists()
+    finally:
+        other.kill()
+        other.wait()
+
+
+def test_the_command_that_ends_a_server_has_the_overrides_that_started_it():
+    command = serve.stop_command("c.yaml", ["run.dir=my runs/a", "serve.port=8311"])
+    assert command == "gemma-ray serve c.yaml --set 'run.dir=my runs/a' --set serve.port=8311 --stop"
+
+
+def test_serve_in_json_prints_one_document_once_ready(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    @contextlib.contextmanager
+    def no_cluster(recipe: object):
+        yield
+
+    monkeypatch.setattr(serve, "served_models", lambda *a: [])
+    monkeypatch.setattr(serve, "cluster", no_cluster)
+    monkeypatch.setattr(serve, "serve_models", lambda *a: Endpoint(URL, ("base",)))
+    monkeypatch.setattr(background, "run_until_signal", lambda *a: None)
+    result = CliRunner().invoke(app, ["serve", "quickstart-cpu", "--set", f"run.dir={tmp_path}", "--json"])
+    assert json.loads(result.stdout) == {"url": URL, "models": ["base"]}
 
 
 def test_a_server_that_is_never_ready_is_ended(files: tuple[Path, Path]):

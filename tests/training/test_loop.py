@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +14,7 @@ import pytest
 
 from gemma_ray.data.prepare import prepare_text
 from gemma_ray.errors import CheckpointError, RecipeError, StageError
-from gemma_ray.training.checkpoints import latest_step, read_checkpoint
+from gemma_ray.training.checkpoints import check_continuable, latest_step, read_checkpoint
 from gemma_ray.training.config import LoraConfig, MeshConfig, TrainConfig
 from gemma_ray.training.loop import TrainJob, train
 from gemma_ray.training.metrics import MetricsFile, StepMetrics, read_metrics
@@ -115,7 +117,7 @@ def test_checkpoints_of_other_inputs_are_refused(tiny_gemma: Path, data: Path, s
 
 
 def test_a_loss_that_is_not_finite_stops_before_it_is_saved(tiny_gemma: Path, data: Path, tmp_path: Path) -> None:
-    broken = job(tiny_gemma, data, tmp_path, 9, learning_rate=1e30, warmup_steps=0)
+    broken = job(tiny_gemma, data, tmp_path, 9, learning_rate=9e15, warmup_steps=0)
     with pytest.raises(StageError, match="loss"):
         train(broken, silent)
     assert latest_step(broken.checkpoints) in (None, 1)
@@ -142,3 +144,48 @@ def test_no_checkpoint_is_an_error_that_says_what_to_run(tmp_path: Path, make: s
         folder.mkdir()
     with pytest.raises(CheckpointError, match="gemma-ray train"):
         read_checkpoint(folder)
+
+
+def test_another_adapter_is_named_before_anything_is_restored(tiny_gemma: Path, data: Path, straight: Path) -> None:
+    other = replace(job(tiny_gemma, data, straight, 8), lora=LoraConfig(rank=5, alpha=8), made_from="rank 5")
+    with pytest.raises(CheckpointError, match="another recipe or other data"):
+        train(other, silent)
+
+
+def test_a_run_that_is_past_the_steps_is_not_called_done(tiny_gemma: Path, data: Path, straight: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"holds step 6, and train\.steps is 3; set train\.steps to 6 or more, or another run\.dir"):
+        train(job(tiny_gemma, data, straight, 3), silent)
+
+
+def a_file(folder: Path) -> None:
+    shutil.rmtree(folder)
+    folder.write_text("")
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (a_file, "a file where the folder"),
+        (lambda folder: (folder / "99").mkdir(), "99: cannot be read .*remove it to use an older one"),
+        (lambda folder: (folder / "6" / "_CHECKPOINT_METADATA").write_text('{"custom'), "6: cannot be read .*remove it"),
+        (lambda folder: (folder / "6" / "_CHECKPOINT_METADATA").write_text("{}"), "6: cannot be read .*remove it"),
+        (lambda folder: shutil.rmtree(folder / "6" / "optimizer_state"), "6: not a whole checkpoint .*remove it"),
+    ],
+)
+def test_a_damaged_checkpoint_is_named(straight: Path, tmp_path: Path, damage: Callable[[Path], None], message: str) -> None:
+    folder = tmp_path / "checkpoints"
+    shutil.copytree(straight / "checkpoints", folder)
+    damage(folder)
+    with pytest.raises(CheckpointError, match=message):
+        check_continuable(folder, "these inputs", 6)
+    with pytest.raises(CheckpointError, match=message):
+        read_checkpoint(folder)
+
+
+@pytest.mark.parametrize("lost", ["model_params/_METADATA", "optimizer_state/d", "optimizer_state/manifest.ocdbt"])
+def test_what_the_restore_itself_finds_is_named_too(tiny_gemma: Path, data: Path, straight: Path, tmp_path: Path, lost: str) -> None:
+    shutil.copytree(straight, tmp_path, dirs_exist_ok=True)
+    path = tmp_path / "checkpoints" / "6" / lost
+    shutil.rmtree(path) if path.is_dir() else path.write_bytes(path.read_bytes()[:60])
+    with pytest.raises(CheckpointError, match=r"6: cannot be read .*remove it to use an older one"):
+        train(job(tiny_gemma, data, tmp_path, 7), silent)

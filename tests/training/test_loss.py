@@ -15,9 +15,11 @@ from flax import nnx
 from gemma_ray.training import loss as loss_module
 from gemma_ray.training.build import build_model
 from gemma_ray.training.config import LoraConfig
-from gemma_ray.training.loss import summed_cross_entropy, targets_and_weights
+from gemma_ray.training.loss import targets_and_weights
 from gemma_ray.training.sharding import make_mesh
 from gemma_ray.training.step import train_step
+
+summed_cross_entropy: Any = loss_module.summed_cross_entropy
 
 
 def plain(hidden: Any, table: Any, targets: Any, weights: Any, softcap: float | None) -> Any:
@@ -38,8 +40,9 @@ def test_value_and_both_gradients_are_those_of_whole_logits(softcap: float | Non
     inputs = (hidden, table, targets, weights)
     with jax.default_matmul_precision("highest"):
         for arguments in ((0,), (1,), (0, 1)):
-            found = jax.jit(jax.value_and_grad(lambda *a: 2.5 * summed_cross_entropy(*a, softcap), arguments))(*inputs)
-            expected = jax.value_and_grad(lambda *a: 2.5 * plain(*a, softcap), arguments)(*inputs)
+            both: Any = jax.jit(jax.value_and_grad(lambda *a: 2.5 * summed_cross_entropy(*a, softcap), arguments))
+            found = both(*inputs)
+            expected = jax.value_and_grad(lambda h, t, y, w: 2.5 * plain(h, t, y, w, softcap), arguments)(*inputs)
             for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
                 np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5)
         assert float(summed_cross_entropy(*inputs, softcap)) == pytest.approx(float(plain(*inputs, softcap)))

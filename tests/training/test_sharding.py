@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
+from gemma_ray.data.config import DataConfig
 from gemma_ray.errors import RecipeError
+from gemma_ray.models.config import PretrainConfig
 from gemma_ray.models.gemma4 import OFFICIAL, text_config
+from gemma_ray.section import Section
 from gemma_ray.training.build import abstract_model
-from gemma_ray.training.config import LoraConfig
+from gemma_ray.training.config import LoraConfig, MeshConfig, TrainConfig
 from gemma_ray.training.sharding import ROWS, check_mesh, dimension_sizes, make_mesh, mesh_problems, working_meshes
 
 
@@ -58,3 +63,42 @@ def test_31b_takes_tp_4_and_not_8() -> None:
 def test_a_micro_batch_that_does_not_divide_is_named() -> None:
     with pytest.raises(RecipeError, match=r"rows of a micro-batch 3 are not divisible by fsdp=2 \(tokens and masks and more\)"):
         check_mesh(text_config("gemma4-31b"), 3, fsdp=2, tp=4)
+
+
+def test_the_remedy_is_the_batch_when_only_the_batch_is_at_fault() -> None:
+    text = text_config("gemma4-tiny")
+    with pytest.raises(RecipeError, match=r"Make train\.batch_size / train\.micro_batches a multiple of 2$"):
+        check_mesh({**text, "num_attention_heads": 6, "num_key_value_heads": 6}, 3, fsdp=2, tp=2)
+    with pytest.raises(RecipeError, match=r"a multiple of 4\. Or: On 4 devices these work: fsdp=2 tp=2"):
+        check_mesh(text, 2, fsdp=4, tp=1)
+    with pytest.raises(RecipeError, match="No mesh of 21 devices works with 3 rows a micro-batch"):
+        check_mesh(text, 3, fsdp=7, tp=3)
+
+
+@pytest.mark.parametrize("key", ["fsdp", "tp"])
+def test_a_mesh_of_a_typing_error_is_refused_at_once(key: str) -> None:
+    with pytest.raises(ValueError, match="65536"):
+        MeshConfig.model_validate({key: 99_999_999_999})
+    assert working_meshes(text_config("gemma4-tiny"), 8, 65_536**2) == []
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value"),
+    [
+        *((TrainConfig, key, value) for key in ("learning_rate", "weight_decay", "clip_norm") for value in (math.inf, math.nan)),
+        *((section, "seed", value) for section in (TrainConfig, PretrainConfig, DataConfig) for value in (-1, 2**31)),
+        (LoraConfig, "alpha", math.inf),
+        (LoraConfig, "rank", 1_000_000),
+        (TrainConfig, "steps", 2**31),
+        (TrainConfig, "batch_size", 1_000_001),
+        (PretrainConfig, "steps", 2**31),
+        (PretrainConfig, "batch_size", 1_000_001),
+        (PretrainConfig, "seq_len", 10_000_001),
+        (PretrainConfig, "modules", 10_000_001),
+        (DataConfig, "max_seq_len", 10_000_001),
+        (DataConfig, "examples", 10_000_001),
+    ],
+)
+def test_a_number_that_can_only_be_a_typing_error_is_refused(section: type[Section], key: str, value: float) -> None:
+    with pytest.raises(ValueError, match=key):
+        section.model_validate({key: value})
