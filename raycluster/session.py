@@ -84,7 +84,7 @@ def check_answers(address: str, timeout_s: float = ANSWER_S) -> None:
         socket.create_connection((host.strip("[]"), port), timeout_s).close()
     except (OSError, UnicodeError) as e:  # UnicodeError: a label of more than 63 characters
         raise ConnectionError(getattr(e, "strerror", None) or str(e)) from e
-    channel = init_grpc_channel(f"{host}:{port}", options=GLOBAL_GRPC_OPTIONS)
+    channel: Any = init_grpc_channel(f"{host}:{port}", options=GLOBAL_GRPC_OPTIONS)
     try:
         grpc.channel_ready_future(channel).result(timeout=timeout_s)
     except grpc.FutureTimeoutError as e:
