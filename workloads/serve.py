@@ -22,7 +22,8 @@ def run(recipe: Recipe, progress: Progress, *, base: bool = False, on_ready: Cal
     Raises ResourceError when this run is being served already.
     """
     background.refuse_second(state_file(recipe))
-    recipe.write(run_paths(recipe).recipe)
+    if not run_paths(recipe).recipe.exists():
+        recipe.write(run_paths(recipe).recipe)
     tuned = (TUNED,) if run_paths(recipe).model.is_dir() else ()
     names = ((BASE,) if base or not tuned else ()) + tuned
     models = served_models(recipe, progress, names)

@@ -73,7 +73,8 @@ def training_plots(runs: Sequence[Run]) -> PlotGroup:
 
 
 def _points(steps: Sequence[Step], key: str) -> list[tuple[int, float]]:
-    return [(step.step, value) for step in steps if (value := getattr(step, key)) is not None]
+    """What a plot can hold of a curve: a training that diverged goes beyond it."""
+    return [(step.step, value) for step in steps if (value := getattr(step, key)) is not None and not abs(value) > 1e100]
 
 
 def _window(steps: Sequence[object]) -> int:

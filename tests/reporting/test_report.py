@@ -263,7 +263,9 @@ def test_a_damaged_artifact_is_one_line_that_names_it(tmp_path, make_run, name, 
 
 def test_an_infinite_latency_is_damage_and_an_infinite_loss_is_not(tmp_path, make_run):
     run = make_run(steps=2)
-    (run / "metrics.jsonl").write_text('{"step": 1, "loss": 1e30}\n{"step": 2, "loss": NaN, "grad_norm": Infinity}\n')
+    (run / "metrics.jsonl").write_text(
+        '{"step": 1, "loss": 1e308}\n{"step": 2, "loss": -1e308}\n{"step": 3, "loss": NaN, "grad_norm": Infinity}\n'
+    )
     assert "nan" in render(tmp_path, run).text
     cell = json.loads((run / "bench" / "128_1.json").read_text())
     change(run / "bench" / "128_1.json", ttft_ms={**cell["ttft_ms"], "p50": float("inf")})
