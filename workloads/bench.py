@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gemma_ray.benchmarking.sweep import Cell, benchmark, read_cells
+from gemma_ray.benchmarking.sweep import Cell, benchmark, read_cells, whole_benchmark
 from gemma_ray.models.fingerprint import model_fingerprint
 from gemma_ray.models.tokenizer import Tokenizer
 from gemma_ray.recipe import Recipe
@@ -39,13 +39,14 @@ def run(recipe: Recipe, progress: Progress, *, url: str | None = None, model: st
         with timed(recipe, "bench", progress):
             work()
     else:
-        once(recipe, "bench", made_from, paths.bench, work, progress)
+        once(recipe, "bench", made_from, paths.bench, work, progress, lambda: whole_benchmark(paths.bench, recipe.bench))
     return read_cells(paths.bench)
 
 
 def pending(recipe: Recipe, progress: Progress) -> bool:
     """Whether RUN still lacks this benchmark of these very weights."""
-    return not is_done(recipe, "bench", _made_from(recipe, progress), run_paths(recipe).bench)
+    folder = run_paths(recipe).bench
+    return not is_done(recipe, "bench", _made_from(recipe, progress), folder, lambda: whole_benchmark(folder, recipe.bench))
 
 
 def _made_from(recipe: Recipe, progress: Progress) -> list[Any]:

@@ -6,10 +6,10 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from gemma_ray.artifacts import fingerprint, forget_stage, read_json
+from gemma_ray.artifacts import fingerprint
 from gemma_ray.errors import InputError, ToolError
-from gemma_ray.evaluation.benchmarks import load_problems
-from gemma_ray.evaluation.evaluate import GradeMap, evaluate
+from gemma_ray.evaluation.benchmarks import find_problem_folder, load_problems
+from gemma_ray.evaluation.evaluate import GradeMap, evaluate, read_summary, whole_evaluation
 from gemma_ray.evaluation.grading import simulator_version
 from gemma_ray.icarus import INSTALL
 from gemma_ray.models.fingerprint import model_fingerprint
@@ -40,10 +40,11 @@ def run(
     _check_options(samples, url, model)
     out, stage = _place(recipe, of)
     dataset = problems_folder(recipe, progress)
-    load_problems(dataset, 1)
+    load_problems(dataset)
     if recipe.cluster.address is None and simulator_version() is None:  # another cluster's hosts have programs of their own
         raise ToolError(f"grading needs iverilog and vvp, which are not on PATH: {INSTALL}")
     weights = None if url or samples else _weights(recipe, progress, of)
+    _note_replaced(out, dataset, progress)
 
     def work() -> None:
         with nullcontext(Target(None, None)) if samples else endpoint(recipe, progress, of, url, model) as target:
@@ -63,11 +64,18 @@ def run(
         with timed(recipe, stage, progress):
             work()
     else:
-        once(recipe, stage, _made_from(recipe, weights, dataset), out, work, progress)
-    summary = read_json(out / "summary.json")
-    if summary["harness_errors"]:
-        forget_stage(run_paths(recipe), stage)  # not the model's failures: the same command grades again
-    return summary
+        once(recipe, stage, _made_from(recipe, weights, dataset), out, work, progress, lambda: whole_evaluation(out))
+    return read_summary(out)
+
+
+def _note_replaced(out: Path, dataset: Path, progress: Progress) -> None:
+    """A run holds one evaluation of each model: say so before that of another dataset goes."""
+    try:
+        before = read_summary(out)["dataset"]
+    except InputError:
+        return
+    if Path(before) != dataset:
+        progress.note(f"   replaces the evaluation on {before} in {out}")
 
 
 def _check_options(samples: Path | None, url: str | None, model: str | None) -> None:
@@ -80,7 +88,7 @@ def pending(recipe: Recipe, progress: Progress, of: str) -> bool:
     """Whether RUN still lacks this evaluation of these very weights."""
     out, stage = _place(recipe, of)
     made_from = _made_from(recipe, _weights(recipe, progress, of), problems_folder(recipe, progress))
-    return not is_done(recipe, stage, made_from, out)
+    return not is_done(recipe, stage, made_from, out, lambda: whole_evaluation(out))
 
 
 def problems_folder(recipe: Recipe, progress: Progress) -> Path:
@@ -99,14 +107,15 @@ def _weights(recipe: Recipe, progress: Progress, of: str) -> str:
 
 
 def _made_from(recipe: Recipe, weights: str, dataset: Path) -> list[Any]:
-    files = [(path.name, path.stat().st_size) for path in sorted(dataset.glob("*"))]
+    files = [(path.name, path.stat().st_size) for path in sorted(find_problem_folder(dataset).glob("*"))]
     return [weights, recipe.eval.model_dump(mode="json"), fingerprint(files)]
 
 
 def text(summary: dict[str, Any]) -> str:
     """A summary for people, one line a figure."""
     lines = [
-        f"{summary['problems']} problems × {summary['samples_per_problem']} samples, {summary['simulator']}, sandbox: {summary['sandbox']}"
+        f"{summary['dataset']}: {summary['problems']} problems × {summary['samples_per_problem']} samples",
+        f"{summary['simulator']}, sandbox: {summary['sandbox']}",
     ]
     for key in ("pass@1", "pass@5"):
         if summary[key]:

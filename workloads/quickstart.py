@@ -8,9 +8,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from gemma_ray.artifacts import read_json
 from gemma_ray.benchmarking.sweep import read_cells, table
 from gemma_ray.errors import ToolError
+from gemma_ray.evaluation.evaluate import read_summary
 from gemma_ray.recipe import Recipe
 from gemma_ray.serving.application import serve_models
 from raycluster.doctor import diagnose
@@ -42,7 +42,7 @@ def run(recipe: Recipe, progress: Progress) -> Path:
 def results(recipe: Recipe) -> str:
     """What a finished quickstart measured, for people."""
     paths = run_paths(recipe)
-    before, after = read_json(paths.eval_base / "summary.json"), read_json(paths.eval / "summary.json")
+    before, after = read_summary(paths.eval_base), read_summary(paths.eval)
     lines = ["held-out        before tuning              after"]
     for key in ("pass@1", "pass@5"):
         if before[key] and after[key]:

@@ -74,14 +74,20 @@ def check_folders(recipe: Recipe) -> None:
                     place.rmdir()
 
 
-def is_done(recipe: Recipe, name: str, made_from: Any, artifact: Path) -> bool:
+Whole = Callable[[], bool]
+"""Looks into an artifact whose files are all there: whether they hold what they should."""
+
+
+def is_done(recipe: Recipe, name: str, made_from: Any, artifact: Path, whole: Whole | None = None) -> bool:
     """Whether a stage's artifact is there, whole, and was made from the same inputs."""
-    return stage_done(run_paths(recipe), name, made_from, artifact)
+    return stage_done(run_paths(recipe), name, made_from, artifact) and (whole is None or whole())
 
 
-def once(recipe: Recipe, name: str, made_from: Any, artifact: Path, work: Callable[[], None], progress: Progress) -> None:
+def once(
+    recipe: Recipe, name: str, made_from: Any, artifact: Path, work: Callable[[], None], progress: Progress, whole: Whole | None = None
+) -> None:
     """Do a stage's work unless it `is_done`; then record that it is, and the time it took. `artifact` is all that the work writes."""
-    if is_done(recipe, name, made_from, artifact):
+    if is_done(recipe, name, made_from, artifact, whole):
         progress.note(f"── {name}: already done ({artifact})")
         return
     with timed(recipe, name, progress):

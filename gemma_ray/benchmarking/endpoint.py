@@ -52,10 +52,9 @@ class Endpoint:
         model = self.model or next(iter(served))
         if model not in served:
             raise InputError(f"{self.base} does not serve '{model}'; it serves {names}")
-        card = served[model]
-        return model, card.get("max_model_len") or (card.get("metadata") or {}).get("max_request_context_length")
+        return model, served[model]
 
-    async def _served_models(self, client: aiohttp.ClientSession) -> dict[str, dict[str, Any]]:
+    async def _served_models(self, client: aiohttp.ClientSession) -> dict[str, int | None]:
         try:
             async with asyncio.timeout(30.0), client.get(f"{self.base}/v1/models") as response:
                 status, body = response.status, await response.read()
@@ -67,6 +66,14 @@ class Endpoint:
         if status != 200:
             raise InputError(f"{self.base}/v1/models answers HTTP {status}: not an OpenAI-compatible endpoint, or not ready")
         try:
-            return {card["id"]: card for card in json.loads(body)["data"]}
-        except (ValueError, LookupError, TypeError) as e:
+            return dict(map(_name_and_limit, json.loads(body)["data"]))
+        except (ValueError, RecursionError, LookupError, TypeError, AttributeError) as e:
             raise InputError(f"{self.base}/v1/models: not an OpenAI list of models") from e
+
+
+def _name_and_limit(card: Any) -> tuple[str, int | None]:
+    """A model of /v1/models and its longest sequence, None when untold. Raises TypeError and the like for what is no such card."""
+    limit = card.get("max_model_len") or (card.get("metadata") or {}).get("max_request_context_length")
+    if not isinstance(card["id"], str) or not isinstance(limit, int | None):
+        raise TypeError(f"id {card['id']!r}, limit {limit!r}")
+    return card["id"], limit

@@ -125,7 +125,7 @@ async def stream_completion(
     """One streaming request. `began` is the `time.perf_counter()` that the record's times count from."""
     sent = time.perf_counter() - began
     chunks: list[float] = []
-    usage: dict[str, Any] = {}
+    usage: tuple[int, int] | None = None
     finished = False
     status = None
 
@@ -134,9 +134,9 @@ async def stream_completion(
             arrival_s=arrival_s,
             sent_s=sent,
             chunk_s=tuple(chunks),
-            input_tokens=usage.get("prompt_tokens") or 0,
+            input_tokens=usage[0] if usage else 0,
             # A server without usage in its stream: vLLM sends one chunk a token.
-            output_tokens=usage.get("completion_tokens") or len(chunks),
+            output_tokens=(usage[1] if usage else 0) or len(chunks),
             error=error,
             status=status,
         )
@@ -158,13 +158,14 @@ async def stream_completion(
                 if choices := message.get("choices"):
                     chunks.append(received)
                     finished = finished or choices[0].get("finish_reason") is not None
-                usage = message.get("usage") or usage
+                if counts := message.get("usage"):
+                    usage = _token_counts(counts)
     except TimeoutError:
         return record(f"no whole answer in {timeout_s:g} s (bench.timeout_s)")
     except aiohttp.ClientError as e:
         return record(f"{type(e).__name__}: {_first_line(str(e)) or 'no reason given'}")
-    except (ValueError, AttributeError, LookupError, TypeError) as e:
-        return record(f"not an OpenAI stream: {e}")
+    except (ValueError, RecursionError, AttributeError, LookupError, TypeError) as e:
+        return record(f"not an OpenAI stream: {_first_line(str(e))}")
     if not chunks:
         return record("an answer without a single token")
     return record(None if finished or usage else "the stream ended before the answer did")
@@ -181,11 +182,19 @@ async def _events(response: aiohttp.ClientResponse, began: float) -> AsyncIterat
                 yield line[5:].strip().decode(), received
 
 
+def _token_counts(usage: Any) -> tuple[int, int]:
+    """Tokens read and generated. Raises ValueError and the like for what is no such report."""
+    read, generated = usage.get("prompt_tokens") or 0, usage.get("completion_tokens") or 0
+    if not all(isinstance(count, int) and 0 <= count < 1 << 53 for count in (read, generated)):
+        raise ValueError(f"usage of {read!r} and {generated!r} tokens")
+    return read, generated
+
+
 def _error_message(body: bytes) -> str:
     """The message in an error's body, in one line: OpenAI's form, FastAPI's, or the body itself."""
     try:
         parsed = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         return _first_line(body.decode(errors="replace"))
     return _first_line(parsed)
 

@@ -21,6 +21,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+from pydantic import TypeAdapter
 
 from gemma_ray.benchmarking.load import RequestRecord
 
@@ -91,12 +92,12 @@ class Cell:
         return {**asdict(self), "qps": "inf" if math.isinf(self.qps) else self.qps}
 
     @classmethod
-    def from_json(cls, raw: dict[str, Any]) -> Cell:
-        """Read back what `to_json` gave; other keys are left out. Raises KeyError or TypeError for anything else."""
-        values = {name: raw[name] for name in cls.__dataclass_fields__}
-        for name in ("ttft_ms", "tpot_ms", "itl_ms", "e2e_ms"):
-            values[name] = Summary(**{**values[name], "too_few": tuple(values[name]["too_few"])})
-        return cls(**{**values, "qps": float(values["qps"])})
+    def from_json(cls, raw: Any) -> Cell:
+        """Read back what `to_json` gave; other keys are left out. Raises ValueError for anything else."""
+        return _CELL.validate_python(raw)
+
+
+_CELL = TypeAdapter(Cell)
 
 
 def cell_name(context: int, qps: float) -> str:

@@ -151,11 +151,8 @@ class _Sweep:
 
     def finished_cell(self, context: int, qps: float) -> Cell | None:
         """The cell on disk when it was made the same way and had an answer; None when it has to be measured (again)."""
-        raw = _cell_file(self.path(context, qps))
-        try:
-            cell = Cell.from_json(raw) if raw.get("made_from") == self.made_from else None
-        except (LookupError, TypeError, ValueError):
-            return None
+        path = self.path(context, qps)
+        cell = _whole_cell(path, context, qps) if _cell_file(path).get("made_from") == self.made_from else None
         return cell if cell and cell.completed else None
 
     def remove_other_sweeps(self) -> None:
@@ -170,13 +167,29 @@ class _Sweep:
 
 def read_cells(folder: Path) -> list[Cell]:
     """The cells in a folder, by context and rate. Raises InputError for a damaged one."""
-    cells = []
-    for path in folder.glob("*.json"):
-        try:
-            cells.append(Cell.from_json(read_json(path)))
-        except (ValueError, LookupError, TypeError, AttributeError) as e:
-            raise InputError(f"{path} is damaged; remove it and run the benchmark again") from e
-    return sorted(cells, key=lambda cell: (cell.context, cell.qps))
+    return sorted(map(_read_cell, folder.glob("*.json")), key=lambda cell: (cell.context, cell.qps))
+
+
+def whole_benchmark(folder: Path, config: BenchConfig) -> bool:
+    """Whether `folder` holds a readable cell for every context × rate of `config`."""
+    wanted = [(context, qps) for context in config.contexts for qps in config.qps]
+    return all(_whole_cell(folder / f"{cell_name(*key)}.json", *key) for key in wanted)
+
+
+def _whole_cell(path: Path, context: int, qps: float) -> Cell | None:
+    """The cell in a file; None when it is missing, damaged, or another's: rates that differ little share a file name."""
+    try:
+        cell = _read_cell(path)
+    except InputError:
+        return None
+    return cell if (cell.context, cell.qps) == (context, qps) else None
+
+
+def _read_cell(path: Path) -> Cell:
+    try:
+        return Cell.from_json(read_json(path))
+    except (OSError, ValueError, RecursionError) as e:
+        raise InputError(f"{path} is damaged; remove it and run the benchmark again") from e
 
 
 def table(cells: Sequence[Cell]) -> str:
@@ -222,7 +235,7 @@ def _cell_file(path: Path) -> dict[str, Any]:
     """A cell's file, empty when it is not there or not whole."""
     try:
         raw = read_json(path)
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return raw if isinstance(raw, dict) else {}
 

@@ -12,6 +12,7 @@ Layout and names: https://github.com/NVlabs/verilog-eval (v2).
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,7 +39,7 @@ def find_problem_folder(folder: Path) -> Path:
 
     Raises DataError when `folder` does not exist.
     """
-    if not folder.is_dir():
+    if not os.path.isdir(folder):  # noqa: PTH112 - Path.is_dir raises for a name that is too long
         raise DataError(f"no folder '{folder}'. eval.dataset is a folder of ProbNNN_name_prompt.txt, _test.sv and _ref.sv files")
     inner = folder / SPEC_TO_RTL
     return inner if inner.is_dir() and not any(folder.glob("*_prompt.txt")) else folder
@@ -74,3 +75,5 @@ def _read(path: Path, stem: str) -> str:
         raise DataError(f"{path.parent}: problem {stem} has no {path.name}") from None
     except UnicodeDecodeError as e:
         raise DataError(f"{path}: not UTF-8 text ({e.reason} at byte {e.start})") from e
+    except OSError as e:
+        raise DataError(f"{path}: cannot be read ({e.strerror})") from e

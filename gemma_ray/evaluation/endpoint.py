@@ -9,6 +9,7 @@ lost connection, 429, 5xx   tried again with growing pauses, or after the pause 
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 from typing import TYPE_CHECKING, Any
 
@@ -59,7 +60,10 @@ class Endpoint:
         timeout = httpx.Timeout(self._timeout_s, connect=10.0, pool=None)
         try:
             # A proxy of the environment is for the world outside, never for an endpoint on this machine.
-            local = httpx.URL(self.url).host in _LOOPBACK
+            address = httpx.URL(self.url)
+            if address.port is not None and not 0 < address.port < 1 << 16:
+                raise ValueError(f"no port {address.port}")
+            local = address.host in _LOOPBACK
             self._client = httpx.AsyncClient(base_url=self.url, headers=headers, limits=limits, timeout=timeout, trust_env=not local)
         except (httpx.InvalidURL, ValueError) as e:
             raise InputError(f"'{self.url}' is not a URL: {e}") from e
@@ -117,7 +121,7 @@ class Endpoint:
                 response = await self._client.request(method, path, json=body)
             except httpx.UnsupportedProtocol as e:
                 raise InputError(f"'{self.url}' is not an http URL: {e}") from e
-            except httpx.TransportError as e:
+            except httpx.RequestError as e:
                 trouble = f"{type(e).__name__}: {e}".rstrip(": ")
                 continue
             if response.status_code == 429 or response.status_code >= 500:
@@ -138,7 +142,7 @@ class Endpoint:
             raise _NotFoundError(_message(response))
         try:
             if status == 200:
-                return response.json()
+                return _document(response)
         except ValueError:
             pass
         raise StageError(f"{response.url} is not an OpenAI-compatible endpoint: HTTP {status}, {response.text[:100]!r}")
@@ -148,10 +152,18 @@ class _NotFoundError(GemmaRayError):
     """HTTP 404: the path, or the model."""
 
 
+def _document(response: httpx.Response) -> Any:
+    """The JSON of an answer, with every half of a surrogate pair replaced: no file could hold it. Raises ValueError."""
+    try:
+        return json.loads(json.dumps(response.json(), ensure_ascii=False).encode(errors="replace"))
+    except RecursionError as e:
+        raise ValueError("thousands of brackets") from e
+
+
 def _message(response: httpx.Response) -> str:
     """The endpoint's own words on one line, whichever of the usual places they are in."""
     try:
-        body = response.json()
+        body = _document(response)
     except ValueError:
         body = response.text
     for key in ("error", "message", "detail"):

@@ -21,7 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gemma_ray.artifacts import write_json, write_text
+from pydantic import TypeAdapter
+
+from gemma_ray.artifacts import read_json, write_json, write_text
 from gemma_ray.errors import InputError, StageError, ToolError
 from gemma_ray.evaluation.benchmarks import Problem, load_problems
 from gemma_ray.evaluation.config import EvalConfig
@@ -67,6 +69,9 @@ class EvalSummary:
         return {**{f"pass@{k}": e.to_json() if e else None for k, e in pass_at.items()}, **document}
 
 
+_SUMMARY = TypeAdapter(EvalSummary)
+
+
 def evaluate(
     config: EvalConfig,
     dataset: Path,
@@ -109,6 +114,31 @@ def evaluate(
     summary = _summarise(config, dataset, model, chosen, drawn, grades, references)
     write_json(out / "summary.json", summary.to_json())
     return summary
+
+
+def read_summary(folder: Path) -> dict[str, Any]:
+    """The `summary.json` that `evaluate` left in `folder`. Raises InputError when it is missing or damaged."""
+    path = folder / "summary.json"
+    try:
+        document = read_json(path)
+        _SUMMARY.validate_python({**document, "pass_at": {k: document[f"pass@{k}"] for k in KS}})
+    except (OSError, ValueError, RecursionError, LookupError, TypeError) as e:
+        raise InputError(f"{path} is missing or damaged; remove it and run the evaluation again") from e
+    return document
+
+
+def whole_evaluation(folder: Path) -> bool:
+    """Whether a finished evaluation is in `folder`: all was graded, and summary, results and samples agree on their number."""
+    try:
+        summary = read_summary(folder)
+        counts = {_lines_of_json(folder / name) for name in ("results.jsonl", "samples.jsonl")}
+    except (InputError, OSError, ValueError, RecursionError):
+        return False
+    return counts == {summary["samples"]} and not summary["harness_errors"]
+
+
+def _lines_of_json(path: Path) -> int:
+    return sum(isinstance(json.loads(line), dict) for line in path.read_bytes().splitlines())
 
 
 def _only(given: list[Sample], problems: Sequence[Problem]) -> list[Sample]:

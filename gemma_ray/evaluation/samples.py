@@ -14,7 +14,9 @@ under another name and a new one begun.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 from collections import defaultdict
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
@@ -56,7 +58,7 @@ def read_samples(path: Path, task_ids: Collection[str]) -> list[Sample]:
     Raises DataError, naming file and line, for a missing or empty file, a line that is not a JSON object, a missing or ill-typed key, a
     task_id that the dataset does not have, and a (task_id, sample) that comes twice.
     """
-    if not path.is_file():
+    if not os.path.isfile(path):  # noqa: PTH113 - Path.is_file raises for a name that is too long
         raise DataError(f"no samples file '{path}'")
     samples: list[Sample] = []
     seen: dict[tuple[str, int], int] = {}
@@ -79,8 +81,8 @@ def read_samples(path: Path, task_ids: Collection[str]) -> list[Sample]:
 def begin(path: Path, made_from: Any) -> list[Sample]:
     """Open `path` for sampling with what `made_from` says, and return the samples already in it.
 
-    Refused samples are dropped, so that they are asked again, and so is a last line that a kill cut off. A file that was made from
-    something else is renamed, never mixed and never lost. Raises DataError for a malformed line before the last.
+    Refused samples are dropped, so that they are asked again, and so are damaged lines, such as the last one when a kill cut it off. A
+    file that was made from something else is renamed, never mixed and never lost.
     """
     meta = path.with_suffix(".meta.json")
     if path.exists() and _drawn_as(meta) != fingerprint(made_from):
@@ -95,7 +97,7 @@ def _drawn_as(meta: Path) -> str | None:
     """The fingerprint of what a samples file was drawn with; None when that is missing or damaged."""
     try:
         return str(read_json(meta)["fingerprint"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, RecursionError, KeyError, TypeError):
         return None
 
 
@@ -123,22 +125,19 @@ def complete_problems(samples: Iterable[Sample], n: int, prompts: dict[str, str]
 
 
 def _read_own(path: Path) -> list[Sample]:
-    lines = _lines(path)
-    while lines and not lines[-1].strip():
-        lines.pop()
     samples = []
-    for number, text in enumerate(lines, 1):
-        try:
-            samples.append(_parse(text, f"{path}:{number}"))
-        except DataError:
-            if number < len(lines):
-                raise
+    for text in _lines(path):
+        with contextlib.suppress(DataError):
+            samples.append(_parse(text, str(path)))
     return samples
 
 
 def _lines(path: Path) -> list[str]:
     # Not splitlines(): JSON strings may hold U+2028 and the like unescaped.
-    return path.read_bytes().decode("utf-8", errors="replace").removeprefix("\ufeff").split("\n")
+    try:
+        return path.read_bytes().decode("utf-8", errors="replace").removeprefix("\ufeff").split("\n")
+    except OSError as e:
+        raise DataError(f"{path}: cannot be read ({e.strerror})") from e
 
 
 def _parse(text: str, where: str) -> Sample:
@@ -161,12 +160,13 @@ def _parse(text: str, where: str) -> Sample:
     for key in ("code", "completion"):
         if not isinstance(line.get(key), str | None):
             raise DataError(f"{where}: {key} is a string or null, not a {type(line[key]).__name__}")
-        if not is_text(line.get(key) or ""):
-            raise DataError(f"{where}: {key} holds half a surrogate pair, which is no text")
     code, completion = line.get("code"), line.get("completion")
     if code is None and completion is not None:
         code = extract_code(completion)
     texts = {key: value if isinstance(value := line.get(key), str) else None for key in ("prompt", "finish_reason", "error")}
+    for key, value in {"code": code, "completion": completion, **texts}.items():
+        if not is_text(value or ""):
+            raise DataError(f"{where}: {key} holds half a surrogate pair, which is no text")
     return Sample(line["task_id"], number, completion, code, **texts)
 
 

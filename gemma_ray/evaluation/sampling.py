@@ -6,7 +6,8 @@ endpoint that returns fewer answers than asked is asked for the rest, with the s
 + i).
 
 A request that the endpoint refuses, as when the prompt does not fit its context, leaves n samples without a program: the model cannot solve
-that problem as it is served, and the summary says why. When every request is refused nothing was measured, and that is an error.
+that problem as it is served, and the summary says why. An answer that is no chat message counts as refused. When everything is refused
+nothing was measured, and that is an error.
 """
 
 from __future__ import annotations
@@ -138,11 +139,11 @@ async def _draw_problem(endpoint: Endpoint, model: str, config: EvalConfig, prob
 
 def _sample(problem: Problem, number: int, choice: Any) -> Sample:
     message = choice.get("message") if isinstance(choice, dict) else None
-    content = message.get("content") if isinstance(message, dict) else None
-    completion = content if isinstance(content, str) else ""  # no text, no program
-    completion = completion.encode("utf-8", errors="replace").decode()
-    reason = str(choice["finish_reason"]) if isinstance(choice, dict) and choice.get("finish_reason") else None
-    return Sample(problem.task_id, number, completion, extract_code(completion), problem.prompt, reason)
+    if not isinstance(message, dict) or not isinstance(message.get("content"), str | None):
+        return Sample(problem.task_id, number, None, None, problem.prompt, REFUSED, f"no chat message with text: {str(choice)[:200]}")
+    completion = message.get("content") or ""
+    reason = choice.get("finish_reason")
+    return Sample(problem.task_id, number, completion, extract_code(completion), problem.prompt, str(reason) if reason else None)
 
 
 def problem_seed(seed: int, task_id: str) -> int:

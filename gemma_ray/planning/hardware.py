@@ -24,7 +24,7 @@ class Chip:
     hbm_bytes: int
     hbm_bandwidth: float
     interconnect_bandwidth: float
-    """All ICI links of a TPU, or NVLink, both directions together."""
+    """All ICI links of a TPU, one direction (v5p: 4,800 Gbit/s, 1,200 GB/s both ways); NVLink of a GPU, both directions together."""
     clock_hz: float | None
     """Of the matrix units; None off TPU, where XLA's cycles mean nothing."""
     usd_per_hour: float | None

@@ -6,13 +6,6 @@ OPTIONS: dict[str, dict[str, bool | int | str]] = {
     "tpu": {
         # Let a fusion use 64 MiB of vector memory instead of 16: matrix products get larger tiles (docs/planning.md).
         "xla_tpu_scoped_vmem_limit_kib": 65536,
-        # Gather the next layer's weights while this layer's matrix products run, instead of before them. The same flags as MaxText's
-        # (AI-Hypercomputer/maxtext, benchmarks/xla_flags_library.py).
-        "xla_enable_async_all_gather": True,
-        "xla_tpu_enable_async_collective_fusion": True,
-        "xla_tpu_enable_async_collective_fusion_fuse_all_gather": True,
-        "xla_tpu_enable_async_collective_fusion_multiple_steps": True,
-        "xla_tpu_overlap_compute_collective_tc": True,
     },
 }
 

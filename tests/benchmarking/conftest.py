@@ -28,6 +28,12 @@ class StreamServer:
     """http500 | cut | error_event | silent"""
     fail_every: int = 1
     send_usage: bool = True
+    usage: Any = None
+    """Stands in the place of the tokens counted."""
+    event: bytes | None = None
+    """Stands in the place of the whole stream."""
+    cards: bytes | None = None
+    """The whole answer of /v1/models."""
     stop_at: int | None = None
     prompts: list[list[int]] = field(default_factory=list)
     bodies: list[dict[str, Any]] = field(default_factory=list)
@@ -45,7 +51,7 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
     def reply(self, status: int, value: Any) -> None:
-        body = json.dumps(value).encode()
+        body = value if isinstance(value, bytes) else json.dumps(value).encode()
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))
@@ -55,7 +61,8 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         limit = self.state.max_model_len
         card = {"metadata": {"max_request_context_length": limit}} if self.state.ray_card else {"max_model_len": limit}
-        self.reply(200, {"object": "list", "data": [{"id": name, "object": "model", **card} for name in self.state.models]})
+        cards = {"object": "list", "data": [{"id": name, "object": "model", **card} for name in self.state.models]}
+        self.reply(200, cards if self.state.cards is None else self.state.cards)
 
     def do_POST(self) -> None:
         state = self.state
@@ -85,6 +92,9 @@ class Handler(BaseHTTPRequestHandler):
         self.start_stream()
         if fails and state.fail == "silent":
             return self.chunk(b"")
+        if state.event is not None:
+            self.chunk(b"data: " + state.event + b"\n\n")
+            return self.chunk(b"")
         tokens = min(tokens, state.stop_at or tokens)
         for i in range(tokens):
             time.sleep(state.gap_s if i else state.first_s)
@@ -97,7 +107,7 @@ class Handler(BaseHTTPRequestHandler):
                 self.event({"error": {"message": "out of memory", "type": "InternalServerError"}})
                 return self.chunk(b"")
         if state.send_usage:
-            self.event({"choices": [], "usage": {"prompt_tokens": len(prompt), "completion_tokens": tokens}})
+            self.event({"choices": [], "usage": state.usage or {"prompt_tokens": len(prompt), "completion_tokens": tokens}})
         self.chunk(b"data: [DONE]\n\n")
         self.chunk(b"")
         with state.lock:

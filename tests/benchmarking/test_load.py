@@ -68,6 +68,25 @@ def test_a_failure_is_a_record_with_its_reason(server, fail, message):
     assert record.error is not None and message in record.error and "\n" not in record.error
 
 
+@pytest.mark.parametrize(
+    "usage", ["many", [3], {"prompt_tokens": "3"}, {"completion_tokens": -1}, {"prompt_tokens": 1e400}, {"prompt_tokens": 10**400}]
+)
+def test_a_count_of_tokens_that_is_none_is_a_failure(server, usage):
+    server.usage = usage
+    [record] = load(server)
+    assert record.error is not None and "not an OpenAI stream" in record.error and record.output_tokens == len(record.chunk_s)
+
+
+@pytest.mark.parametrize(
+    "event",
+    [b"[" * 200_000, b"9" * 5000, b"\xff", b"7", b"null", b'{"choices": ["text"]}', b'{"choices": "text"}', b'{"choices": {"a": 1}}'],
+)
+def test_a_stream_of_something_else_is_a_failure(server, event):
+    server.event = event
+    [record] = load(server)
+    assert record.error is not None and record.error.startswith("not an OpenAI stream") and "\n" not in record.error
+
+
 def test_a_request_that_takes_too_long_names_the_key(server):
     server.first_s = 2.0
     [record] = load(server, timeout_s=0.2)

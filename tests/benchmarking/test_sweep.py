@@ -3,7 +3,7 @@ import json
 import pytest
 
 from gemma_ray.benchmarking.config import BenchConfig
-from gemma_ray.benchmarking.sweep import benchmark, read_cells
+from gemma_ray.benchmarking.sweep import benchmark, read_cells, whole_benchmark
 from gemma_ray.errors import InputError, StageError
 
 IDS = range(100, 400)
@@ -175,7 +175,86 @@ def test_too_few_ids_for_distinct_prompts_are_refused(server, tmp_path):
         benchmark(config(), tmp_path, url=server.url, model="tiny", token_ids=[])
 
 
-@pytest.mark.parametrize("changes", [{"contexts": ()}, {"qps": (0.0,)}, {"qps": (1.0, 1.0)}, {"requests": 0}])
+@pytest.mark.parametrize(
+    "cards",
+    [
+        b"[" * 200_000,
+        b"9" * 5000,
+        b"[]",
+        b'{"data": null}',
+        b'{"data": ["tiny"]}',
+        b'{"data": [{"id": 7}]}',
+        b'{"data": [{"id": "tiny", "max_model_len": "long"}]}',
+        b'{"data": [{"id": "tiny", "metadata": "none"}]}',
+    ],
+)
+def test_a_list_of_something_else_than_models_is_told(server, tmp_path, cards):
+    server.cards = cards
+    with pytest.raises(InputError, match=r"/v1/models: not an OpenAI list of models"):
+        run(server, tmp_path)
+
+
+DAMAGED = ["{", "{}", "[]", "null", "", "[" * 200_000, "9" * 5000]
+
+
+@pytest.mark.parametrize("damaged", DAMAGED)
+def test_a_damaged_cell_is_told_and_measured_again(server, tmp_path, damaged):
+    cells = run(server, tmp_path)
+    assert whole_benchmark(tmp_path, config()) and not whole_benchmark(tmp_path, config(contexts=(16, 64)))
+    sent = len(server.bodies)
+    (tmp_path / "16_inf.json").write_text(damaged)
+    assert not whole_benchmark(tmp_path, config())
+    with pytest.raises(InputError, match=r"16_inf\.json is damaged; remove it"):
+        read_cells(tmp_path)
+    assert run(server, tmp_path)[0] == cells[0] and len(server.bodies) == sent + 1 + 4
+    assert whole_benchmark(tmp_path, config())
+
+
+@pytest.mark.parametrize(
+    "change", [{"context": None}, {"context": 8}, {"qps": 3.0}, {"ttft_ms": 1.0}, {"errors": None}, {"completed": "many"}]
+)
+def test_a_cell_whose_content_is_not_its_names_is_not_whole(server, tmp_path, change):
+    run(server, tmp_path)
+    path = tmp_path / "16_inf.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    assert not whole_benchmark(tmp_path, config())
+    path.unlink()
+    assert not whole_benchmark(tmp_path, config())
+
+
+def test_a_rate_that_shares_its_file_name_with_the_last_sweeps_is_measured(server, tmp_path):
+    run(server, tmp_path, config(qps=(200.0001,), contexts=(16,)))
+    [cell] = run(server, tmp_path, config(qps=(200.0002,), contexts=(16,)))
+    assert cell.qps == 200.0002
+
+
+def test_contexts_that_differ_in_the_last_digit_are_two():
+    assert config(contexts=(1_000_000, 1_000_001)).contexts == (1_000_000, 1_000_001)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"contexts": ()},
+        {"contexts": (99_999_999_999,)},
+        {"contexts": (16, 16)},
+        {"qps": (0.0,)},
+        {"qps": (1.0, 1.0)},
+        {"qps": (1.0000001, 1.0000002)},
+        {"qps": (float("nan"),)},
+        {"qps": (1e300,)},
+        {"qps": (5e-324,)},
+        {"requests": 0},
+        {"requests": 10**12},
+        {"output_tokens": 10**12},
+        {"duration_s": float("inf")},
+        {"duration_s": 1e12},
+        {"duration_s": 86_400.0},
+        {"timeout_s": float("inf")},
+        {"seed": -1},
+        {"seed": 2**31},
+    ],
+)
 def test_a_sweep_that_makes_no_sense_is_not_a_configuration(changes):
     with pytest.raises(ValueError):
         config(**changes)

@@ -78,7 +78,7 @@ SOLUTIONS = {
 
 
 class StandIn:
-    """An endpoint whose answers a test scripts: `reply(body, number)` gives (status, JSON) for the number-th chat request."""
+    """An endpoint whose answers a test scripts: `reply(body, number)` gives (status, JSON or bytes) for the number-th chat request."""
 
     def __init__(self, reply: Callable[[dict[str, Any], int], tuple[int, Any]], models: tuple[str, ...] = ("tiny",)):
         self.requests: list[dict[str, Any]] = []
@@ -108,7 +108,7 @@ class StandIn:
                     self.close_connection = True
                     self.connection.close()
                     return
-                payload = json.dumps(document).encode()
+                payload = document if isinstance(document, bytes) else json.dumps(document).encode()
                 self.send_response(status)
                 self.send_header("Content-Type", "application/json")
                 self.send_header("Content-Length", str(len(payload)))

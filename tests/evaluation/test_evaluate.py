@@ -13,6 +13,7 @@ import pytest
 from gemma_ray.errors import DataError, InputError, ToolError
 from gemma_ray.evaluation import Grade, GradeTask, evaluate
 from gemma_ray.evaluation.config import EvalConfig
+from gemma_ray.evaluation.evaluate import read_summary, whole_evaluation
 
 pytestmark = pytest.mark.usefixtures("icarus")
 WRONG = "module TopModule(input a, input b, output q);\n  assign q = a ^ b;\nendmodule\n"
@@ -183,3 +184,47 @@ def test_harness_errors_elsewhere_are_counted_and_explained(
 def test_neither_an_endpoint_nor_a_file_is_an_error(tiny_dataset: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="URL or a samples file"):
         evaluate(EvalConfig(), tiny_dataset, tmp_path / "out")
+
+
+@pytest.fixture
+def finished(tiny_dataset: Path, tmp_path: Path, solutions: dict[str, str]) -> Path:
+    given = write_samples(tmp_path / "given.jsonl", [(t, 0, c) for t, c in solutions.items()])
+    evaluate(EvalConfig(), tiny_dataset, tmp_path / "out", samples=given)
+    return tmp_path / "out"
+
+
+@pytest.mark.parametrize("damaged", [None, "{", "{}", "[]", "null", "", "[" * 200_000, "9" * 5000, b"\xff"])
+def test_a_damaged_summary_is_told_and_no_whole_evaluation(finished: Path, damaged: str | bytes | None) -> None:
+    summary = finished / "summary.json"
+    assert whole_evaluation(finished) and read_summary(finished) == json.loads(summary.read_text())
+    summary.unlink()
+    if damaged is not None:
+        summary.write_bytes(damaged if isinstance(damaged, bytes) else damaged.encode())
+    assert not whole_evaluation(finished)
+    with pytest.raises(InputError, match=r"summary\.json is missing or damaged; remove it and run the evaluation again"):
+        read_summary(finished)
+
+
+def test_every_key_of_a_summary_is_wanted(finished: Path) -> None:
+    document = read_summary(finished)
+    for key in document:
+        (finished / "summary.json").write_text(json.dumps({k: v for k, v in document.items() if k != key}))
+        assert not whole_evaluation(finished), key
+    (finished / "summary.json").write_text(json.dumps({**document, "pass@1": 0.5}))
+    assert not whole_evaluation(finished)
+
+
+@pytest.mark.parametrize("name", ["results.jsonl", "samples.jsonl"])
+def test_an_evaluation_is_whole_with_all_its_lines(finished: Path, name: str) -> None:
+    path = finished / name
+    text = path.read_text()
+    for damaged in (text[:-20], text + text, "", text.replace("{", "[", 1), "1\n2\n3\n"):
+        path.write_text(damaged)
+        assert not whole_evaluation(finished)
+    path.unlink()
+    assert not whole_evaluation(finished)
+
+
+def test_an_evaluation_that_could_not_grade_all_is_not_whole(finished: Path) -> None:
+    (finished / "summary.json").write_text(json.dumps({**read_summary(finished), "harness_errors": 1}))
+    assert not whole_evaluation(finished)

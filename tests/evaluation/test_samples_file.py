@@ -38,6 +38,12 @@ def write(path: Path, *lines: Any) -> Path:
             [{"task_id": "Prob001_one", "sample": 0, "code": "x"}, "", {"task_id": "Prob001_one", "sample": 0, "code": "y"}],
             r":3: sample 0 of Prob001_one is already on line 1",
         ),
+        (['{"task_id": "Prob001_one", "sample": ' + "9" * 5000 + ', "code": "x"}'], r"given\.jsonl:1: not JSON that can be read"),
+        (["", "[" * 200_000], r"given\.jsonl:2: not JSON that can be read"),
+        *(
+            ([{"task_id": "Prob001_one", "sample": 0, "code": "x", key: "a\ud800"}], rf":1: {key} holds half a surrogate pair")
+            for key in ("code", "completion", "prompt", "finish_reason", "error")
+        ),
     ],
 )
 def test_a_wrong_file_is_refused_by_file_and_line(tmp_path: Path, lines: list[Any], message: str) -> None:
@@ -45,9 +51,10 @@ def test_a_wrong_file_is_refused_by_file_and_line(tmp_path: Path, lines: list[An
         read_samples(write(tmp_path / "given.jsonl", *lines), TASKS)
 
 
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"no samples file .*nowhere\.jsonl"):
-        read_samples(tmp_path / "nowhere.jsonl", TASKS)
+@pytest.mark.parametrize("name", ["nowhere.jsonl", "x" * 300 + ".jsonl", "."])
+def test_a_missing_file_is_named(tmp_path: Path, name: str) -> None:
+    with pytest.raises(DataError, match=r"no samples file "):
+        read_samples(tmp_path / name, TASKS)
 
 
 def test_code_stands_as_given_and_a_completion_is_read(tmp_path: Path) -> None:
@@ -79,12 +86,22 @@ def test_what_a_kill_cut_off_is_dropped_and_the_rest_is_kept(tmp_path: Path) -> 
     assert complete_problems(samples, 2, {"Prob001_one": "another prompt"}) == {}
 
 
-def test_a_broken_line_in_the_middle_is_an_error(tmp_path: Path) -> None:
+def test_a_damaged_line_costs_only_itself(tmp_path: Path) -> None:
     path = tmp_path / "samples.jsonl"
     begin(path, {"t": 1})
-    path.write_text("{broken\n" + dump([Sample("Prob001_one", 0, "c", None)]))
-    with pytest.raises(DataError, match=r"samples\.jsonl:1: not JSON"):
-        begin(path, {"t": 1})
+    whole = Sample("Prob001_one", 0, "c", None)
+    path.write_text("{broken\n" + dump([whole]) + "\n" + "[" * 200_000 + "\n" + dump([whole]))
+    assert begin(path, {"t": 1}) == [whole, whole]
+
+
+@pytest.mark.parametrize("damaged", ["{", "{}", "[]", '"x"', "9" * 5000, "[" * 200_000, ""])
+def test_samples_whose_origin_cannot_be_read_are_others(tmp_path: Path, damaged: str) -> None:
+    path = tmp_path / "samples.jsonl"
+    begin(path, {"t": 1})
+    line = dump([Sample("Prob001_one", 0, "c", None)])
+    path.write_text(line)
+    (tmp_path / "samples.meta.json").write_text(damaged)
+    assert begin(path, {"t": 1}) == [] and (tmp_path / "samples.1.jsonl").read_text() == line
 
 
 def test_samples_drawn_otherwise_are_kept_under_another_name_and_not_mixed(tmp_path: Path) -> None:

@@ -25,8 +25,9 @@ def three(tiny_dataset: Path) -> list[Problem]:
     return load_problems(tiny_dataset)
 
 
-def draw(problems: list[Problem], out: Path, url: str, model: str | None = "tiny", **config: Any) -> list[Sample]:
-    return draw_samples(problems, EvalConfig(**{"n": 2, **config}), out / "samples.jsonl", url=url, model=model, pause_s=FAST)[0]
+def draw(problems: list[Problem], out: Path, url: str, model: str | None = "tiny", made_from: Any = None, **config: Any) -> list[Sample]:
+    path = out / "samples.jsonl"
+    return draw_samples(problems, EvalConfig(**{"n": 2, **config}), path, url=url, model=model, made_from=made_from, pause_s=FAST)[0]
 
 
 def answer(completion: Callable[..., Any]) -> Callable[[dict[str, Any], int], tuple[int, Any]]:
@@ -91,13 +92,13 @@ def test_tries_end_with_an_error_and_what_was_drawn_is_gone_on_with(
     with pytest.raises(
         StageError, match=r"no answer from http.*/v1/chat/completions in 3 tries, last: HTTP 503: no replica left"
     ) as raised:
-        draw(three, tmp_path, failing.url, concurrency=1, retries=2)
+        draw(three, tmp_path, failing.url, made_from="weights", concurrency=1, retries=2)
     assert "\n" not in str(raised.value)
     assert len(failing.requests) == 1 + 3
     first = (tmp_path / "samples.jsonl").read_text()
     assert len(first.splitlines()) == 2
     server = stand_in(answer(completion))
-    samples = draw(three, tmp_path, server.url)
+    samples = draw(three, tmp_path, server.url, made_from="weights")
     assert len(server.requests) == 2 and len(samples) == 6
     assert first in (tmp_path / "samples.jsonl").read_text()
 
@@ -142,11 +143,81 @@ def test_a_refused_prompt_costs_its_problem_and_is_asked_again_next_time(
             else answer(completion)(body, n)
         )
     )
-    samples = draw(three, tmp_path, refusing.url)
+    samples = draw(three, tmp_path, refusing.url, made_from="weights")
     assert [(s.finish_reason, s.code) for s in samples[:2]] == [("refused", None)] * 2
     assert samples[0].error == "HTTP 400: maximum context length is 64 tokens"
     assert len(refusing.requests) == 3  # a refusal is not tried again
-    assert all(s.finish_reason == "stop" for s in draw(three, tmp_path, stand_in(answer(completion)).url))
+    willing = stand_in(answer(completion))
+    assert all(s.finish_reason == "stop" for s in draw(three, tmp_path, willing.url, made_from="weights"))
+    assert len(willing.requests) == 1
+
+
+def test_samples_of_another_endpoint_or_model_are_not_gone_on_with(
+    three: list[Problem], tmp_path: Path, stand_in: Any, completion: Any
+) -> None:
+    first, other = (stand_in(answer(completion), models=("tiny", "large")) for _ in range(2))
+    draw(three, tmp_path, first.url)
+    drawn = (tmp_path / "samples.jsonl").read_text()
+    draw(three, tmp_path, f"{first.url}/v1/")
+    assert len(first.requests) == 3
+    draw(three, tmp_path, other.url)
+    assert len(other.requests) == 3 and (tmp_path / "samples.1.jsonl").read_text() == drawn
+    draw(three, tmp_path, other.url, model="large")
+    assert len(other.requests) == 6
+
+
+ODD_CHOICES = [
+    "text",
+    None,
+    7,
+    {"text": "of another protocol"},
+    {"message": "text"},
+    {"message": {"content": [{"type": "text", "text": "in a list"}]}},
+]
+
+
+@pytest.mark.parametrize("odd", ODD_CHOICES)
+def test_an_answer_that_is_no_chat_message_costs_itself_unless_all_are(
+    three: list[Problem], tmp_path: Path, stand_in: Any, completion: Any, odd: Any
+) -> None:
+    def reply(body: dict[str, Any], number: int) -> tuple[int, Any]:
+        status, document = answer(completion)(body, number)
+        return status, {"choices": [odd, *document["choices"][1:]]} if number == 1 else document
+
+    samples = draw(three, tmp_path, stand_in(reply).url, made_from="weights")
+    bad = [s for s in samples if s.finish_reason == "refused"]
+    assert len(bad) == 1 and bad[0].code is None and "no chat message with text" in str(bad[0].error)
+    mended = stand_in(answer(completion))
+    assert all(s.code for s in draw(three, tmp_path, mended.url, made_from="weights"))
+    assert len(mended.requests) == 1
+    with pytest.raises(StageError, match="refused every request, the first with no chat message with text"):
+        draw(three, tmp_path / "all", stand_in(lambda body, n: (200, {"choices": [odd]})).url)
+
+
+def test_a_message_without_text_is_an_answer_without_a_program(three: list[Problem], tmp_path: Path, stand_in: Any) -> None:
+    choice = {"message": {"role": "assistant", "content": None}, "finish_reason": "length"}
+    [first, *_] = draw(three, tmp_path, stand_in(lambda body, n: (200, {"choices": [choice]})).url)
+    assert (first.completion, first.code, first.finish_reason) == ("", None, "length")
+
+
+def test_half_a_surrogate_pair_anywhere_in_an_answer_is_written(three: list[Problem], tmp_path: Path, stand_in: Any) -> None:
+    def reply(body: dict[str, Any], number: int) -> tuple[int, Any]:
+        if number == 1:
+            return 400, {"error": {"message": "no \ud800"}}
+        return 200, {"choices": [{"message": {"content": "yes \udfff"}, "finish_reason": "\udbff"}] * 2}
+
+    samples = draw(three, tmp_path, stand_in(reply).url, concurrency=1)
+    assert {s.error for s in samples if s.error} == {"HTTP 400: no ?"}
+    assert {(s.completion, s.finish_reason) for s in samples if not s.error} == {("yes ?", "?")}
+    assert draw(three, tmp_path, stand_in(reply, models=("\ud800",)).url, model=None)
+
+
+@pytest.mark.parametrize("payload", [b"[" * 200_000, b"9" * 5000, b"\xff", b"<html>", b""])
+def test_an_answer_that_is_no_json_is_told(three: list[Problem], tmp_path: Path, stand_in: Any, payload: bytes) -> None:
+    with pytest.raises(StageError, match="is not an OpenAI-compatible endpoint: HTTP 200"):
+        draw(three, tmp_path, stand_in(lambda body, n: (200, payload)).url)
+    with pytest.raises(StageError, match="refused every request, the first with HTTP 400"):
+        draw(three, tmp_path, stand_in(lambda body, n: (400, payload)).url)
 
 
 def test_refusing_everything_is_an_error(three: list[Problem], tmp_path: Path, stand_in: Any) -> None:
@@ -170,13 +241,13 @@ def test_an_endpoint_that_is_not_there_is_one_line(three: list[Problem], tmp_pat
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{free.getsockname()[1]}"
-    with pytest.raises(StageError, match=r"no answer from http.*ConnectError.*gemma-ray serve") as raised:
+    with pytest.raises(InputError, match=r"no answer from http.*ConnectError.*gemma-ray serve") as raised:
         draw(three, tmp_path, url)
     assert "\n" not in str(raised.value)
     assert not (tmp_path / "samples.jsonl").exists()
 
 
-@pytest.mark.parametrize("url", ["localhost:8000", "ftp://localhost", "somewhere"])
+@pytest.mark.parametrize("url", ["localhost:8000", "ftp://localhost", "somewhere", "http://127.0.0.1:99999", "http://127.0.0.1:-1"])
 def test_what_is_no_url_is_refused(three: list[Problem], tmp_path: Path, url: str) -> None:
     with pytest.raises(GemmaRayError, match="not a"):
         draw(three, tmp_path, url)
