@@ -119,17 +119,18 @@ def timed(recipe: Recipe, name: str, progress: Progress) -> Iterator[None]:
     """
     check_folders(recipe)
     paths = run_paths(recipe)
-    try:
-        with alone(paths.stages / f"{name}.lock"):
-            forget_stage(paths, name)
-            if not paths.recipe.exists():
-                recipe.write(paths.recipe)
-            started = time.monotonic()
-            with progress.stage(name):
-                yield
-            _record(recipe, paths, name, time.monotonic() - started)
-    except BlockingIOError as e:
-        raise ResourceError(f"{paths.root}: another process is at '{name}' of this run; wait for it, or set another run.dir") from e
+    with contextlib.ExitStack() as held:
+        try:
+            held.enter_context(alone(paths.stages / f"{name}.lock"))
+        except BlockingIOError as e:
+            raise ResourceError(f"{paths.root}: another process is at '{name}' of this run; wait for it, or set another run.dir") from e
+        forget_stage(paths, name)
+        if not paths.recipe.exists():
+            recipe.write(paths.recipe)
+        started = time.monotonic()
+        with progress.stage(name):
+            yield
+        _record(recipe, paths, name, time.monotonic() - started)
 
 
 def _record(recipe: Recipe, paths: RunPaths, name: str, seconds: float) -> None:

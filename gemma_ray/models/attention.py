@@ -69,10 +69,11 @@ def _splash(query: Any, key: Any, value: Any, segments: Any, window: int | None,
     import jax
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
-    from jax.interpreters import pxla
     from jax.sharding import NamedSharding, PartitionSpec
 
-    mesh = pxla.thread_resources.env.physical_mesh  # of `with mesh:`, where Tunix looks for it as well
+    from gemma_ray.models.placing import current_mesh
+
+    mesh = current_mesh()
     length, heads, dim = query.shape[1:]
     side = block_size(length, dim, block)
     mask: Any = masks.LocalMask((length, length), (window - 1, 0), 0) if window and window < length else masks.CausalMask((length, length))

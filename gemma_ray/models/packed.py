@@ -14,11 +14,11 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name as named
-from jax.interpreters import pxla
 from jax.sharding import PartitionSpec
 from tunix.models.gemma4 import model as tunix_model
 
 from gemma_ray.models.attention import OUTPUT, Kernel, attend
+from gemma_ray.models.placing import constrained
 
 # What a layer keeps for the backward pass, by remat policy; all else is computed again. Bytes a token in bfloat16 for 31B's sliding layers.
 _PRODUCTS = ("query", "key_value", OUTPUT, "attention", "gate", "up", "mlp")  # 16, 16, 16, 11, 43, 43 and 11 kB: what matrix products made
@@ -98,7 +98,7 @@ class PackedGemma4(tunix_model.Gemma4):
 
         tokens, positions (restarting with each document) and segments (equal within a document) are int32 [batch, length].
         """
-        x = _placed(self.embedder.encode(tokens))
+        x = constrained(self.embedder.encode(tokens), ACTIVATIONS)
         by_layer = self.embedder.encode_per_layer_input(x, tokens) if self.config.per_layer_input_dim else None
         block = tunix_model.DecoderLayer.block
         kept_names = KEPT[self.remat]
@@ -110,7 +110,7 @@ class PackedGemma4(tunix_model.Gemma4):
             origin = self.kv_cache_sharing_patterns[i]
             own_input = None if by_layer is None else by_layer[:, :, i]
             _, x, (key, value) = block(layer, x, positions, None, segments, own_input, kept.get(origin))
-            x = _placed(x)
+            x = constrained(x, ACTIVATIONS)
             if i in self.shared_layer_origins:
                 kept[i] = {"k": key, "v": value}
         return self.final_norm(x)
@@ -124,11 +124,6 @@ class PackedGemma4(tunix_model.Gemma4):
     def get_model_input(self) -> dict[str, jax.Array]:
         """A small input, for Qwix to see every operation once."""
         return dict.fromkeys(("tokens", "positions", "segments"), jnp.ones((2, 2), jnp.int32))
-
-
-def _placed(x: jax.Array) -> jax.Array:
-    mesh = pxla.thread_resources.env.physical_mesh
-    return x if mesh.empty or mesh.size == 1 else jax.lax.with_sharding_constraint(x, ACTIVATIONS)
 
 
 def _apart(x: jax.Array) -> jax.Array:

@@ -10,7 +10,7 @@ from typing import Any
 
 from gemma_ray.planning.compiler import compiled
 from gemma_ray.planning.config import PlanConfig
-from gemma_ray.planning.hardware import CHIPS, Chip, chip
+from gemma_ray.planning.hardware import Chip, chip
 from gemma_ray.planning.job import CompileJob
 from gemma_ray.planning.sizes import attention_flops_per_token, forward_flops_per_token, kv_bytes_per_sequence, train_flops_per_token
 from gemma_ray.planning.train import TrainPlan, assumptions, plan_training
@@ -141,8 +141,3 @@ def _why_not(text: dict[str, Any], hardware: Hardware) -> str | None:
 
 def _list_price(row: Chip, devices: int) -> float | None:
     return None if row.usd_per_hour is None else row.usd_per_hour * devices
-
-
-def known_accelerators() -> list[str]:
-    """Names that a plan has figures for."""
-    return list(CHIPS)

@@ -25,7 +25,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from gemma_ray.artifacts import RunPaths, read_json, write_json
+from gemma_ray.artifacts import RunPaths, alone, read_json, write_json
 from gemma_ray.errors import InputError, ResourceError, StageError
 from gemma_ray.serving.application import Endpoint
 
@@ -151,12 +151,9 @@ def stop(state_file: Path, grace_s: float = STOP_GRACE_S) -> Background | None:
 @contextlib.contextmanager
 def _starting(state_file: Path) -> Iterator[None]:
     """Hold the right to start from `state_file`; the kernel gives it back when this process ends, however it ends."""
-    import fcntl
-
-    state_file.parent.mkdir(parents=True, exist_ok=True)
-    with state_file.with_name(f".{state_file.name}.lock").open("w") as lock:
+    with contextlib.ExitStack() as held:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            held.enter_context(alone(state_file.with_name(f".{state_file.name}.lock")))
         except BlockingIOError as e:
             raise ResourceError(f"another process is starting a server from {state_file}; wait for it") from e
         yield

@@ -11,8 +11,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.interpreters import pxla
 from jax.sharding import PartitionSpec
+
+from gemma_ray.models.placing import constrained
 
 CHUNK = 512
 """Positions of a row that meet the output table at once."""
@@ -35,14 +36,9 @@ def next_token_loss(model: Any, tokens: jax.Array, loss_mask: jax.Array, positio
     """
     targets, weights = targets_and_weights(tokens, loss_mask, segments)
     hidden = model.hidden_states(tokens, positions, segments)
-    table = _whole_rows(model.embedder.input_embedding.get_value().astype(hidden.dtype))
+    # Gathered over fsdp once, before the loop over chunks, where XLA would gather it for every chunk.
+    table = constrained(model.embedder.input_embedding.get_value().astype(hidden.dtype), PartitionSpec("tp", None))
     return summed_cross_entropy(hidden, table, targets, weights, model.config.final_logit_softcap)
-
-
-def _whole_rows(table: jax.Array) -> jax.Array:
-    """The output table gathered over fsdp once, before the loop over chunks, where XLA would gather it for every chunk."""
-    mesh = pxla.thread_resources.env.physical_mesh
-    return table if mesh.empty or mesh.size == 1 else jax.lax.with_sharding_constraint(table, PartitionSpec("tp", None))
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(4,))
