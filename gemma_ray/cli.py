@@ -15,12 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
-app = typer.Typer(
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-)
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 data = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Training data: prepare it, look at it.")
 app.add_typer(data, name="data")
 
@@ -123,15 +118,22 @@ def data_show(
 
 
 @app.command()
-def plan(recipe: RecipeArgument, overrides: SetOption = None, as_json: JsonOption = False, debug: DebugOption = False) -> None:
+def plan(
+    recipe: RecipeArgument,
+    sweep: Annotated[bool, typer.Option("--sweep", help="Compare meshes, remat, micro-batches and blocks, for plan.sweep_limit_s")] = False,
+    overrides: SetOption = None,
+    as_json: JsonOption = False,
+    debug: DebugOption = False,
+) -> None:
     """Before paying: compile the training step for the recipe's TPU without one; memory, speed, hours and cost, into RUN/plan.json."""
     with _reported(debug):
-        from gemma_ray.planning.page import plan_text
+        from gemma_ray.planning.page import plan_text, sweep_text
         from workloads import plan as stage
         from workloads.progress import Progress
 
-        found = stage.run(_load(recipe, overrides), Progress())
-        _show(as_json, found.to_json(), plan_text(found))
+        loaded = _load(recipe, overrides)
+        found = stage.sweep(loaded, Progress()) if sweep else stage.run(loaded, Progress())
+        _show(as_json, found.to_json(), plan_text(found) if isinstance(found, stage.Plan) else sweep_text(found))
 
 
 @app.command()

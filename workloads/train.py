@@ -16,7 +16,7 @@ from workloads.progress import Progress
 from workloads.spmd import train_on
 from workloads.stage import cluster, once, preflight, run_paths
 
-MAY_CHANGE = {"steps", "checkpoint_every", "keep_checkpoints", "micro_batches", "remat", "attention"}
+MAY_CHANGE = {"steps", "checkpoint_every", "keep_checkpoints", "micro_batches", "remat", "attention", "splash_block"}
 """Keys of `train` that say how long, how often saved and how computed, and not what is learnt."""
 
 

@@ -44,18 +44,18 @@ class PackedAttention(tunix_model.Attention):
         """Keeps upstream's signature: no cache, and `attn_mask` holds segments [batch, length]."""
         del cache
         x = named(x, "normed")
-        query = self._rotated(self._query_norm(_apart(named(self.q_einsum(_apart(x)), "query"))), segment_pos)
+        query = self._rotated(self._query_norm(made(named(self.q_einsum(apart(x)), "query"))), segment_pos)
         if kv_shared_cache is not None:
             key, value = kv_shared_cache["k"], kv_shared_cache["v"]
         else:
-            made = self.k_einsum(_apart(x)) if hasattr(self, "k_einsum") else self.kv_einsum(_apart(x))
-            made = _apart(named(made, "key_value"))
-            key, value = (made, made) if hasattr(self, "k_einsum") else made
+            kv = self.k_einsum(apart(x)) if hasattr(self, "k_einsum") else self.kv_einsum(apart(x))
+            kv = made(named(kv, "key_value"))
+            key, value = (kv, kv) if hasattr(self, "k_einsum") else kv
             key, value = self._rotated(self._key_norm(key), segment_pos), _unit_rms(value)
         local = self.attn_type == tunix_model.AttentionType.LOCAL_SLIDING
         window = self.config.sliding_window_size if local else None
         mixed = attend(query, key, value, attn_mask, window=window, kernel=self.kernel, block=self.splash_block)
-        return None, _apart(named(self.attn_vec_einsum(mixed), "attention")), (key, value)
+        return None, apart(named(self.attn_vec_einsum(mixed), "attention")), (key, value)
 
     def _rotated(self, x: Any, positions: Any) -> Any:
         return tunix_model.apply_rope(
@@ -73,9 +73,22 @@ class PackedFeedForward(tunix_model.FeedForward):
     def block(self, x: Any) -> Any:
         """x and result [batch, length, embed]."""
         x = named(x, "normed")
-        gate, up = _apart(named(self.gate_proj(_apart(x)), "gate")), _apart(named(self.up_proj(_apart(x)), "up"))
-        product = _apart(named(nnx.gelu(gate) * up, "product"))
-        return _apart(named(self.down_proj(product), "mlp"))
+        gate, up = made(named(self.gate_proj(apart(x)), "gate")), made(named(self.up_proj(apart(x)), "up"))
+        product = taken(named(nnx.gelu(gate) * up, "product"))
+        return apart(named(self.down_proj(product), "mlp"))
+
+
+class PackedEmbedder(tunix_model.Embedder):
+    """Tunix's, which leaves the layout of what it makes to `ACTIVATIONS`.
+
+    Upstream's `shard` constrains it to another, and does nothing where JAX's default device is a CPU: the chip would run another program
+    than the one that is compiled for it without a chip.
+    """
+
+    def encode(self, x: Any) -> jax.Array:
+        """Scaled embeddings [batch, length, embed] of tokens [batch, length]."""
+        rows = self.input_embedding.get_value()[x]
+        return (rows * jnp.sqrt(rows.shape[-1]).astype(rows.dtype)).astype(self.config.dtype)
 
 
 class PackedGemma4(tunix_model.Gemma4):
@@ -84,7 +97,8 @@ class PackedGemma4(tunix_model.Gemma4):
     remat: str = "none"
 
     def __init__(self, config: tunix_model.ModelConfig, *, rngs: nnx.Rngs):
-        with mock.patch.multiple(tunix_model, Attention=PackedAttention, FeedForward=PackedFeedForward):
+        packed = {"Attention": PackedAttention, "FeedForward": PackedFeedForward, "Embedder": PackedEmbedder}
+        with mock.patch.multiple(tunix_model, **packed):
             super().__init__(config, rngs=rngs)
 
     def run_with(self, remat: str, kernel: Kernel, splash_block: int | None = None) -> None:
@@ -126,13 +140,32 @@ class PackedGemma4(tunix_model.Gemma4):
         return dict.fromkeys(("tokens", "positions", "segments"), jnp.ones((2, 2), jnp.int32))
 
 
-def _apart(x: jax.Array) -> jax.Array:
-    """x, not to be fused with what makes or takes it, forward and backward.
+# XLA:TPU pulls a norm's reduction or an activation's derivative into the matrix product that takes it and repeats it for every tile, by
+# which a product takes up to twice as long as alone; and a norm's reductions slow down the product that makes its input. What a product
+# makes may be activated on its way out, which costs next to nothing. docs/planning.md has the figures.
 
-    XLA:TPU pulls a norm's reduction or an activation's derivative into the matrix product beside it and repeats it for every tile, by
-    which a product takes up to twice as long as alone (docs/planning.md has the figures).
-    """
+
+def apart(x: jax.Array) -> jax.Array:
+    """x, not to be fused with what makes or takes it, forward and backward."""
     return jax.lax.optimization_barrier(x)
+
+
+@jax.custom_vjp
+def taken(x: jax.Array) -> jax.Array:
+    """x, worked out before the matrix product that takes it; its derivative may be worked out in the product that makes that."""
+    return jax.lax.optimization_barrier(x)
+
+
+taken.defvjp(lambda x: (taken(x), None), lambda _, g: (g,))
+
+
+@jax.custom_vjp
+def made(x: jax.Array) -> jax.Array:
+    """x, which may be used in the matrix product that makes it; its derivative is worked out before the products that take that."""
+    return x
+
+
+made.defvjp(lambda x: (x, None), lambda _, g: (jax.lax.optimization_barrier(g),))
 
 
 def _unit_rms(x: jax.Array) -> jax.Array:

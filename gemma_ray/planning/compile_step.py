@@ -34,7 +34,7 @@ def compile_step(job: CompileJob) -> Compiled:
     from jax.experimental import topologies
     from jax.sharding import AxisType, Mesh
 
-    devices = topologies.get_topology_desc(platform="tpu", topology_name=f"{job.accelerator}:{job.topology}").devices
+    devices = topologies.get_topology_desc(platform="tpu", **topology_arguments(job.accelerator, job.topology)).devices
     mesh = Mesh(np.array(devices).reshape(job.fsdp, job.tp), ("fsdp", "tp"), axis_types=(AxisType.Auto,) * 2)
     with mesh:
         step, batch, sizes = abstract_step(job, mesh)
@@ -64,8 +64,18 @@ def compile_step(job: CompileJob) -> Compiled:
         ),
         compile_s=compile_s,
         host_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-        versions={name: importlib.metadata.version(name) for name in PACKAGES},
+        versions=package_versions(),
     )
+
+
+def topology_arguments(accelerator: str, topology: str) -> dict[str, Any]:
+    """A slice as JAX's `get_topology_desc` takes it."""
+    return {"topology_name": f"{accelerator}:{topology}"}
+
+
+def package_versions() -> dict[str, str]:
+    """Of what makes the program."""
+    return {name: importlib.metadata.version(name) for name in PACKAGES}
 
 
 def abstract_step(job: CompileJob, mesh: Any) -> tuple[Any, dict[str, Any], dict[str, int]]:

@@ -1,6 +1,6 @@
 """Compiles a job in the plan environment, once: the same job again is read from the cache.
 
-    CompileJob ─► process of the plan environment: compile_step ─► Compiled, kept in cache/plans/<key>.json
+    job ─► process of the plan environment: the job's module ─► result, kept in cache/plans/<key>.json
 
 The key covers the job, the compiler's environment and the source of everything that the program is made from.
 """
@@ -16,43 +16,53 @@ from collections.abc import Callable
 from dataclasses import asdict
 from functools import cache as once
 from pathlib import Path
+from typing import Any, TypeVar
 
 from gemma_ray.artifacts import alone, file_sha256, fingerprint, read_json, write_json
 from gemma_ray.errors import RecipeError, StageError
 from gemma_ray.planning.environment import compile_environment, plan_python
 from gemma_ray.planning.explain import explain
-from gemma_ray.planning.job import Compiled, CompileJob
+from gemma_ray.planning.job import Compiled, CompiledForward, CompileJob, ForwardJob
 
 PACKAGE = Path(__file__).resolve().parent.parent
 SOURCES = ("models", "training", "planning", "section.py", "errors.py")
 PROGRESS_INTERVAL_S = 20.0
+R = TypeVar("R", Compiled, CompiledForward)
 
 
 def compiled(job: CompileJob, pod_type: str, cache: Path, progress: Callable[[str], None]) -> Compiled:
-    """What XLA:TPU says of the job's step; from the cache when it was compiled before.
+    """What XLA:TPU says of a training step; from the cache when it was compiled before.
 
     `pod_type` is the slice's type, such as v5p-8. Raises RecipeError with an explanation when the step does not compile for that slice,
     StageError for a failure of an unknown kind, and ToolError when the environment cannot be built.
     """
-    kept = cache / "plans" / f"{fingerprint([job.to_json(), source_fingerprint()])}.json"
+    return _kept(job, Compiled, pod_type, cache, progress)
+
+
+def compiled_forward(job: ForwardJob, pod_type: str, cache: Path, progress: Callable[[str], None]) -> CompiledForward:
+    """The same of a serving step."""
+    return _kept(job, CompiledForward, pod_type, cache, progress)
+
+
+def _kept(job: CompileJob | ForwardJob, result: type[R], pod_type: str, cache: Path, progress: Callable[[str], None]) -> R:
+    kept = cache / "plans" / f"{fingerprint([job.MODULE, job.to_json(), source_fingerprint()])}.json"
     with alone(kept.with_suffix(".lock"), wait=True):
         try:
-            return Compiled.from_json(read_json(kept))
+            return result.from_json(read_json(kept))
         except (OSError, ValueError, TypeError, KeyError):  # not there, damaged, or of an older version
             pass
-        python = plan_python(cache, progress)
-        result = _run(python, job, pod_type, progress)
-        write_json(kept, asdict(result))
-        return result
+        found = result.from_json(_run(plan_python(cache, progress), job, pod_type, progress))
+        write_json(kept, asdict(found))
+        return found
 
 
-def _run(python: Path, job: CompileJob, pod_type: str, progress: Callable[[str], None]) -> Compiled:
+def _run(python: Path, job: CompileJob | ForwardJob, pod_type: str, progress: Callable[[str], None]) -> dict[str, Any]:
     environment = {**os.environ, **compile_environment(pod_type), "PYTHONPATH": str(PACKAGE.parent)}
     with tempfile.TemporaryDirectory() as scratch:
         given, made, log = Path(scratch) / "job.json", Path(scratch) / "result.json", Path(scratch) / "log"
         given.write_text(json.dumps(job.to_json()))
         with log.open("w") as output:
-            command = [str(python), "-m", "gemma_ray.planning.compile_step", str(given), str(made)]
+            command = [str(python), "-m", job.MODULE, str(given), str(made)]
             process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
             try:
                 _wait(process, progress)
@@ -61,7 +71,7 @@ def _run(python: Path, job: CompileJob, pod_type: str, progress: Callable[[str],
                 process.wait()
         said = log.read_text(errors="replace")
         if process.returncode == 0:
-            return Compiled.from_json(read_json(made))
+            return read_json(made)
     reason = explain(said)
     if reason is not None:
         raise RecipeError(f"the step does not compile for {job.accelerator} {job.topology}: {reason}")

@@ -17,5 +17,4 @@ class PlanConfig(Section):
         default_factory=dict, description="figures of the chip that replace the table's, by field: `{hbm_bandwidth: 2.0e12}`"
     )
     weight_bytes: float = Field(default=2.0, gt=0, description="bytes of a weight in serving: 2 = bfloat16, 1 = fp8 or int8")
-    kv_bytes: float = Field(default=2.0, gt=0, description="bytes of a key or value in the serving cache: 2 = bfloat16, 1 = fp8")
     sweep_limit_s: float = Field(default=1800.0, gt=0, description="`--sweep` starts no further compilation after so many seconds")

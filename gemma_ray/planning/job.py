@@ -1,16 +1,21 @@
-"""What is compiled, and what came of it: the two documents that the planner and its compiling process exchange."""
+"""What is compiled, and what came of it: the documents that the planner and its compiling process exchange.
+
+CompileJob ─► compile_step    ─► Compiled
+ForwardJob ─► compile_forward ─► CompiledForward
+"""
 
 from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 
 @dataclass(frozen=True)
 class CompileJob:
     """A training step, as far as its program depends on it. Nothing here changes what is learnt by how much."""
 
+    MODULE: ClassVar[str] = "gemma_ray.planning.compile_step"
     text: dict[str, Any]
     """config.json's text part."""
     accelerator: str
@@ -101,3 +106,48 @@ class Compiled:
         """From what `dataclasses.asdict` gave."""
         slowest = tuple((name, cycles) for name, cycles in document["slowest"])
         return cls(**{**document, "slowest": slowest, "traffic": tuple(Traffic(**t) for t in document["traffic"])})
+
+
+@dataclass(frozen=True)
+class ForwardJob:
+    """A serving step of `batch` sequences on one replica: a prompt of `tokens`, or one token each, with room for `context` in the cache."""
+
+    MODULE: ClassVar[str] = "gemma_ray.planning.compile_forward"
+    text: dict[str, Any]
+    accelerator: str
+    topology: str
+    batch: int
+    tokens: int
+    context: int
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, document: dict[str, Any]) -> ForwardJob:
+        """The inverse."""
+        return cls(**document)
+
+
+@dataclass(frozen=True)
+class CompiledForward:
+    """What XLA:TPU says of a serving step. Bytes, FLOPs and cycles are of one device and one step."""
+
+    weight_bytes: int
+    cache_bytes: int
+    temporary_bytes: int
+    peak_bytes: int
+    flops: float
+    bytes_accessed: float
+    cycles: float
+    collectives: int
+    link_bytes: int
+    compile_s: float
+    host_bytes: int
+    versions: dict[str, str]
+
+    @classmethod
+    def from_json(cls, document: dict[str, Any]) -> CompiledForward:
+        """From what `dataclasses.asdict` gave."""
+        return cls(**document)

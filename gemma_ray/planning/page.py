@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from gemma_ray.planning.plan import Plan
+from gemma_ray.planning.replica import ReplicaPlan
+from gemma_ray.planning.sweep import Sweep, fastest
 from gemma_ray.planning.train import HEADROOM, TrainPlan
 
 GIB = 2**30
@@ -15,10 +17,13 @@ def plan_text(plan: Plan) -> str:
     lines = [
         f"PREDICTION for {plan.model} on {place}, mesh fsdp={plan.mesh.fsdp} tp={plan.mesh.tp}; nothing was run",
         f"  meshes that work      {', '.join(f'{f}x{t}' for f, t in plan.meshes_that_work)} (fsdp x tp)",
-        f"  FLOPs a token         forward {a.forward_flops:.3g}, training {a.train_flops:.3g}, attention {a.attention_flops:.3g}",
+        f"  FLOPs a token         forward {a.forward_flops:.3g}, training {a.train_flops.total:.3g} "
+        f"(adapter {a.train_flops.adapter:.2g}, attention {a.train_flops.attention:.2g})",
         "  KV cache a sequence   " + ", ".join(f"{n} tokens {size / GIB:.2f} GiB" for n, size in a.kv_bytes.items()) + " (a device)",
     ]
     lines += _train_lines(plan.train) if plan.train else [f"  {plan.why_not}"]
+    if plan.serve:
+        lines.append(serve_text(plan.serve))
     if plan.assumptions:
         lines += ["  assumptions"] + [f"    {name}: {text}" for name, text in plan.assumptions.items()]
     return "\n".join(lines)
@@ -53,3 +58,64 @@ def _train_lines(t: TrainPlan) -> list[str]:
         f"  compiled in {t.compile_s:.0f} s with {t.compile_host_bytes / GIB:.1f} GiB",
     ]
     return lines
+
+
+def serve_text(s: ReplicaPlan) -> str:
+    """A replica's plan, headed as a prediction, with what it assumes at the end."""
+    r, plan = s.replica, s.by_cache[s.cache]
+    place = " ".join(part for part in (r.accelerator, r.topology) if part)
+    verdict = "fits" if plan.fits else f"DOES NOT FIT: {plan.missing_bytes / GIB:.2f} GiB a device are missing"
+    lines = [
+        f"SERVING, PREDICTION for one replica of {r.devices} devices ({place}), tp={r.devices}, {s.cache} cache: {verdict}",
+        f"  memory a device       {plan.memory_bytes / GIB:.2f} GiB: weights {plan.weight_bytes / GIB:.2f}, activations "
+        f"{plan.activation_bytes / GIB:.2f}, left for keys and values {max(plan.kv_budget_bytes, 0) / GIB:.2f}",
+    ]
+    if plan.token_buckets:
+        lines.append(f"  steps of so many tokens are compiled at start: {', '.join(map(str, plan.token_buckets))}")
+    names = list(s.by_cache)
+    lines += [
+        "  prompt    sequences that fit     padding   first token   a token alone   all full   ceiling of",
+        f"  tokens    {names[0]:>9}{names[1]:>10}      of prefill   floor ms      floor ms        floor ms   tokens/s",
+    ]
+    for i, c in enumerate(plan.contexts):
+        fit = "".join(f"{s.by_cache[name].contexts[i].sequences:>{width}}" for name, width in zip(names, (9, 10), strict=True))
+        decode = "".join(f"{d.tpot_floor_s * 1e3:>{width}.1f}" if d else f"{'-':>{width}}" for d, width in ((c.alone, 16), (c.full, 16)))
+        ceiling = f"{c.full.tokens_per_s_ceiling:>11,.0f}" if c.full else f"{'-':>11}"
+        lines.append(f"  {c.context:<10}{fit}{c.padding_share:>15.1%}{c.ttft_floor_s * 1e3:>12.0f}{decode}{ceiling}")
+    for p in s.compiled:
+        f = p.result
+        time = "" if p.cycles_s is None else f"; {p.cycles_s * 1e3:.1f} ms by XLA's cycles, without its {f.collectives} collectives"
+        lines.append(
+            f"  compiled {p.phase}: {p.batch} x {p.tokens} tokens, cache for {p.context}: weights {f.weight_bytes / GIB:.2f}, "
+            f"cache {f.cache_bytes / GIB:.2f}, temporaries {f.temporary_bytes / GIB:.2f} GiB a device{time}"
+        )
+    if s.why_not_compiled:
+        lines.append(f"  {s.why_not_compiled}")
+    return "\n".join([*lines, "  assumptions of serving", *(f"    {name}: {text}" for name, text in plan.assumptions.items())])
+
+
+def sweep_text(sweep: Sweep) -> str:
+    """The variants of a sweep as a table, fastest first, and the overrides of the fastest that fits."""
+    how = f"continued from {sweep.depths[0]} and {sweep.depths[1]} layers" if sweep.depths else "compiled whole"
+    lines = [
+        f"PREDICTIONS, {how}; nothing was run. * = no other that fits is as fast with less memory",
+        "     fsdp  tp   remat         micro-   block     memory a       XLA's      predicted   cost",
+        "                              batches            device GiB     tokens/s   tokens/s    USD",
+    ]
+    for t in sweep.tried:
+        o = t.overrides
+        block = o.get("train.splash_block") or "default"
+        key = f"{o['mesh.fsdp']:>6}{o['mesh.tp']:>5}   {o['train.remat']:<13}{o['train.micro_batches']:>6}   {block:<8}"
+        if t.plan is None:
+            lines.append(f"   {key}  does not compile: {t.why_not}")
+            continue
+        xla = "-" if t.plan.xla_tokens_per_s is None else f"{t.plan.xla_tokens_per_s:,.0f}"
+        cost = "-" if t.plan.predicted_cost_usd is None else f"{t.plan.predicted_cost_usd:,.2f}"
+        memory = f"{t.plan.device_bytes.total / GIB:.1f}{'' if t.plan.fits else ' too much'}"
+        lines.append(f" {'*' if t.best_for_its_memory else ' '} {key}{memory:>12}{xla:>15}{t.plan.predicted_tokens_per_s:>13,.0f}   {cost}")
+    best = fastest(list(sweep.tried))
+    if best:
+        lines.append("fastest that fits: " + " ".join(f"--set {key}={value}" for key, value in best.overrides.items()))
+    if sweep.left:
+        lines.append(f"{sweep.left} variants were left when plan.sweep_limit_s was over; run again to go on, what is compiled is kept")
+    return "\n".join(lines)

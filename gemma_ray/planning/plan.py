@@ -12,7 +12,14 @@ from gemma_ray.planning.compiler import compiled
 from gemma_ray.planning.config import PlanConfig
 from gemma_ray.planning.hardware import Chip, chip
 from gemma_ray.planning.job import CompileJob
-from gemma_ray.planning.sizes import attention_flops_per_token, forward_flops_per_token, kv_bytes_per_sequence, train_flops_per_token
+from gemma_ray.planning.replica import ReplicaPlan
+from gemma_ray.planning.sizes import (
+    TrainFlops,
+    attention_flops_per_token,
+    forward_flops_per_token,
+    kv_bytes_per_sequence,
+    train_flops,
+)
 from gemma_ray.planning.train import TrainPlan, assumptions, plan_training
 from gemma_ray.training.config import LoraConfig, MeshConfig, TrainConfig
 from gemma_ray.training.sharding import check_mesh, working_meshes
@@ -33,15 +40,16 @@ class Arithmetic:
     """What follows from the sizes alone. FLOPs are of one token, bytes of one sequence on one device."""
 
     forward_flops: float
-    train_flops: float
+    train_flops: TrainFlops
     attention_flops: float
+    """Of `forward_flops` apart: scores and mixtures of a row that is one document."""
     kv_bytes: dict[int, float]
     """By tokens of the sequence."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A prediction. `train` is None where nothing could be compiled, and `why_not` says why."""
+    """A prediction. `train` is None where nothing could be compiled, and `why_not` says why; `serve` where no accelerator serves."""
 
     model: str
     hardware: Hardware
@@ -50,6 +58,7 @@ class Plan:
     arithmetic: Arithmetic
     train: TrainPlan | None
     why_not: str | None
+    serve: ReplicaPlan | None = None
     assumptions: dict[str, str] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
@@ -65,11 +74,14 @@ class Plan:
             "compiled": self.train is not None,
             "why_not": self.why_not,
             **train,
+            "serve": self.serve.to_json() if self.serve else None,
             "assumptions": self.assumptions,
         }
 
 
 CONTEXTS = (512, 1024, 4096, 8192, 16_384)
+KV_BYTES = 2.0
+"""Of a key or value, bfloat16."""
 
 
 def make_plan(
@@ -93,16 +105,31 @@ def make_plan(
     check_mesh(text, train.micro_batch_size, mesh.fsdp, mesh.tp)
     arithmetic = Arithmetic(
         forward_flops=forward_flops_per_token(text),
-        train_flops=train_flops_per_token(text, train.remat),
+        train_flops=train_flops(text, length, train.remat, lora.rank if train.mode == "lora" else None, lora.targets),
         attention_flops=attention_flops_per_token(text, length),
-        kv_bytes={n: kv_bytes_per_sequence(text, n, config.kv_bytes, mesh.tp) for n in CONTEXTS},
+        kv_bytes={n: kv_bytes_per_sequence(text, n, KV_BYTES, mesh.tp) for n in CONTEXTS},
     )
     works = tuple(working_meshes(text, train.micro_batch_size, hardware.devices))
-    plan = Plan(model, hardware, mesh, works, arithmetic, None, _why_not(text, hardware))
+    plan = Plan(model, hardware, mesh, works, arithmetic, None, why_not_compiled(text, hardware))
     if plan.why_not is not None:
         return plan
-    row = chip(hardware.accelerator, config.hardware)
-    job = CompileJob(
+    job, row = training_job(text, hardware, mesh, train, lora, dtype, length), chip(hardware.accelerator, config.hardware)
+    found = compiled(job, str(hardware.pod_type), cache, progress)
+    price = usd_per_hour if usd_per_hour is not None else list_price(row, hardware.devices)
+    predicted = plan_training(job, found, row, train.steps, price, config.attention_efficiency)
+    named = assumptions(job, row, config.attention_efficiency)
+    if price is not None:
+        named["price"] = (
+            f"{price:.2f} USD an hour for all devices ({'cost.usd_per_hour' if usd_per_hour is not None else row.price_source})"
+        )
+    return dataclasses.replace(plan, train=predicted, assumptions=named)
+
+
+def training_job(
+    text: dict[str, Any], hardware: Hardware, mesh: MeshConfig, train: TrainConfig, lora: LoraConfig, dtype: str, length: int
+) -> CompileJob:
+    """The step of a training recipe on TPUs, to be compiled."""
+    return CompileJob(
         text=text,
         accelerator=hardware.accelerator,
         topology=str(hardware.topology),
@@ -119,19 +146,12 @@ def make_plan(
         remat=train.remat,
         attention=train.attention,
         clip=train.clip_norm is not None,
+        splash_block=train.splash_block,
     )
-    found = compiled(job, str(hardware.pod_type), cache, progress)
-    price = usd_per_hour if usd_per_hour is not None else _list_price(row, hardware.devices)
-    predicted = plan_training(job, found, row, train.steps, price, config.attention_efficiency)
-    named = assumptions(job, row, config.attention_efficiency)
-    if price is not None:
-        named["price"] = (
-            f"{price:.2f} USD an hour for all devices ({'cost.usd_per_hour' if usd_per_hour is not None else row.price_source})"
-        )
-    return dataclasses.replace(plan, train=predicted, assumptions=named)
 
 
-def _why_not(text: dict[str, Any], hardware: Hardware) -> str | None:
+def why_not_compiled(text: dict[str, Any], hardware: Hardware) -> str | None:
+    """Why the training step of a model cannot be compiled for some hardware; None when it can."""
     if hardware.topology is None:
         return f"nothing was compiled: {hardware.accelerator} is no TPU, and only TPUs can be compiled for without one"
     if text.get("enable_moe_block"):
@@ -139,5 +159,6 @@ def _why_not(text: dict[str, Any], hardware: Hardware) -> str | None:
     return None
 
 
-def _list_price(row: Chip, devices: int) -> float | None:
+def list_price(row: Chip, devices: int) -> float | None:
+    """US dollars an hour of so many chips, where a public price is known."""
     return None if row.usd_per_hour is None else row.usd_per_hour * devices

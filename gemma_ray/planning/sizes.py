@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gemma_ray.errors import RecipeError
+from gemma_ray.models.attention import block_size
 
 GLOBAL = "full_attention"
 
@@ -119,18 +120,12 @@ def forward_flops_per_token(text: dict[str, Any]) -> int:
     return 2 * product_parameters(text)
 
 
-def train_flops_per_token(text: dict[str, Any], remat: str) -> int:
-    """Matrix products of a LoRA step: 4N, since only activations get gradients; 6N when every layer is computed again (the adapter's own
-    products, about a hundredth, left out)."""
-    return forward_flops_per_token(text) * (3 if remat == "layer" else 2)
-
-
 @dataclass(frozen=True)
 class TrainFlops:
-    """FLOPs of one token in a LoRA step."""
+    """FLOPs of one token in a training step."""
 
     base: float
-    """Forward 2 a weight, backward to activations 2, and 2 for those that are computed again."""
+    """Forward 2 a weight, backward to activations 2, 2 for those that are computed again, and 2 to weights where they are trained."""
     adapter: float
     """Forward 2 a parameter, backward 4 (A and B get gradients too), 2 again under remat."""
     attention: float
@@ -143,22 +138,24 @@ class TrainFlops:
 
 
 def train_flops(
-    text: dict[str, Any], length: int, remat: str, rank: int, targets: Iterable[str], documents: int = 1, attention_backward: float = 2.5
+    text: dict[str, Any], length: int, remat: str, rank: int | None, targets: Iterable[str] = (), documents: int = 1
 ) -> TrainFlops:
-    """A LoRA step, part by part. What `train_flops_per_token` rounds off: the output head is never computed again, since the loss works out
-    its gradient in the same pass, nor is E2B's and E4B's projection of the embeddings, which has no gradient either. `norms` and
-    `elementwise` compute no products again. Products of the tiny model's lowered step are exactly these, less the first layer's gradients
-    to the frozen embeddings (a third of a percent of 31B's forward pass).
+    """A step, part by part; of a LoRA adapter of `rank`, or of all weights when that is None.
 
-    Backward attention is five products to the forward pass's two where the kernel is fused (Dao 2023, arXiv 2307.08691), which is 2.5; the
-    splash kernels apart for dQ and for dK and dV make scores and their gradient twice, seven products: 3.5.
+    The output head is never computed again, since the loss works out its gradient in the same pass, nor is E2B's and E4B's projection of
+    the embeddings, which has no gradient either. `norms` and `elementwise` compute no products again. Products of the tiny lowered step
+    are exactly these, less the first layer's gradients to the frozen embeddings (a third of a percent of 31B's forward pass).
+
+    Backward attention is five products to the forward pass's two at the least (Dao 2023, arXiv 2307.08691), which is 2.5.
     """
     again = remat == "layer"
     outside = text["hidden_size"] * (text.get("hidden_size_per_layer_input") or 0) * text["num_hidden_layers"]
     head, products = text["vocab_size"] * text["hidden_size"], product_parameters(text)
     base = 2 * products + 2 * (products - outside) + (2 * (products - outside - head) if again else 0)
-    attention = attention_flops_per_token(text, length, documents) * (1 + attention_backward + again)
-    return TrainFlops(base, lora_parameters(text, rank, targets) * (8 if again else 6), attention)
+    base += 2 * products if rank is None else 0
+    attention = attention_flops_per_token(text, length, documents) * (3.5 + again)
+    adapter = 0 if rank is None else lora_parameters(text, rank, targets) * (8 if again else 6)
+    return TrainFlops(base, adapter, attention)
 
 
 def mean_keys(length: int, window: int | None) -> float:
@@ -181,6 +178,31 @@ def attention_flops_per_token(text: dict[str, Any], length: int, documents: int 
         return (long_tokens * mean_keys(short + 1, window) + (length - long_tokens) * mean_keys(short, window)) / length
 
     return sum(4 * heads * layer.head_dim * keys(None if layer.is_global else text["sliding_window"]) for layer in layers(text))
+
+
+SPLASH_BACKWARD = 3.5
+"""Forward passes of attention that splash's backward kernels cost: the one for keys and values and the one for queries each work out scores
+and their gradient, seven products to the forward kernel's two (jax.experimental.pallas.ops.tpu.splash_attention)."""
+
+
+def splash_flops_per_token(text: dict[str, Any], length: int, block: int | None = None) -> float:
+    """What the splash kernel computes in a forward pass of a row: whole blocks, of which the mask uses part. `block` as in the recipe.
+
+    Raises ModelError when no block divides the row.
+    """
+
+    def keys(window: int | None, side: int) -> float:
+        """Of the blocks that a block of queries meets: those from its first position's window to itself."""
+        first = [max(0, start - (window or length) + 1) // side for start in range(0, length, side)]
+        return sum((row + 1 - column) * side for row, column in enumerate(first)) / len(first)
+
+    return sum(
+        4
+        * text["num_attention_heads"]
+        * layer.head_dim
+        * keys(None if layer.is_global else text["sliding_window"], block_size(length, layer.head_dim, block))
+        for layer in layers(text)
+    )
 
 
 def kv_bytes_per_sequence(text: dict[str, Any], length: int, bytes_per_element: float, tp: int = 1) -> float:

@@ -17,7 +17,7 @@ from typing import Any
 from gemma_ray.errors import RecipeError
 from gemma_ray.planning.hardware import Chip
 from gemma_ray.planning.job import Compiled, CompileJob
-from gemma_ray.planning.sizes import attention_flops_per_token
+from gemma_ray.planning.sizes import SPLASH_BACKWARD, splash_flops_per_token
 
 HEADROOM = 0.9
 """A step that takes more of HBM than this is said not to fit: XLA's own buffers, fragmentation and the runtime need the rest."""
@@ -54,7 +54,7 @@ class TrainPlan:
     flops: float
     """XLA's count, loop bodies as often as they run."""
     attention_flops: float
-    """By formula: forward once, backward 2.5 times that, and once more where it is computed again."""
+    """By formula, whole blocks of the splash kernel: forward once, backward 3.5 times that, and once more where it is computed again."""
     bytes_moved: float
     collectives: tuple[dict[str, Any], ...]
     collective_bytes: int
@@ -89,8 +89,10 @@ def plan_training(job: CompileJob, found: Compiled, chip: Chip, steps: int, usd_
     used = DeviceBytes(
         found.base_bytes, found.adapter_bytes, found.optimizer_bytes, found.batch_bytes, found.temporary_bytes, found.peak_bytes
     )
-    attention_passes = 3.5 + (job.remat == "layer")
-    attention = attention_passes * attention_flops_per_token(job.text, job.length) * job.tokens / devices if found.kernels else 0.0
+    attention = 0.0
+    if found.kernels:
+        forward = splash_flops_per_token(job.text, job.length, job.splash_block)
+        attention = (1 + SPLASH_BACKWARD + (job.remat == "layer")) * forward * job.tokens / devices
     if chip.clock_hz is None:
         raise RecipeError(f"{chip.name}: no clock known, without which XLA's cycles mean nothing; set plan.hardware.clock_hz")
     clock = chip.clock_hz
@@ -142,7 +144,7 @@ def assumptions(job: CompileJob, chip: Chip, efficiency: float) -> dict[str, str
         "chip": f"{chip.name}: {chip.bf16_flops:.3g} FLOP/s, {chip.hbm_bytes / 2**30:.0f} GiB at {chip.hbm_bandwidth:.3g} B/s, "
         f"links {chip.interconnect_bandwidth:.3g} B/s, {(chip.clock_hz or 0) / 1e9:.2f} GHz ({chip.source}, {chip.as_of})",
         "cycles": "XLA's estimate for each operation, one after another; for Pallas kernels and collectives it has none",
-        "attention": f"FLOPs by formula at {efficiency:.0%} of peak (plan.attention_efficiency), as if each row were one document",
+        "attention": f"splash's blocks by formula at {efficiency:.0%} of peak (plan.attention_efficiency), rows of one document each",
         "collectives": "those that XLA scheduled beside computation are hidden, the others wait for the links at full bandwidth",
         "tokens": f"rows of {job.length} tokens, padding included; useful tokens are fewer by the data's padding",
         "not counted": "start-up and compilation, reading data, checkpoints, evaluation, lost time",

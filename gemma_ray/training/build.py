@@ -82,7 +82,14 @@ def abstract_model(text: dict[str, Any], mesh: jax.sharding.Mesh, dtype: str, lo
 
 
 def build_model(
-    folder: Path, mesh: jax.sharding.Mesh, dtype: str, lora: LoraConfig | None, seed: int = 0, remat: str = "none", kernel: Kernel = "dot"
+    folder: Path,
+    mesh: jax.sharding.Mesh,
+    dtype: str,
+    lora: LoraConfig | None,
+    seed: int = 0,
+    remat: str = "none",
+    kernel: Kernel = "dot",
+    splash_block: int | None = None,
 ) -> PackedGemma4:
     """A Gemma 4 with the folder's weights on `mesh`, and a fresh fp32 adapter when `lora` is given.
 
@@ -95,7 +102,7 @@ def build_model(
     if lora:
         values |= initial_lora(abstract.adapter_leaves, seed)
     model: Any = abstract.filled(values)
-    model.run_with(remat, kernel)
+    model.run_with(remat, kernel, splash_block)
     return model
 
 

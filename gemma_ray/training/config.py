@@ -10,6 +10,8 @@ from gemma_ray.section import Section, Seed
 
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
+Remat = Literal["none", "norms", "elementwise", "layer"]
+
 
 class LoraConfig(Section):
     """Which projections get an adapter, and how large. Names are Hugging Face's, as in PEFT."""
@@ -44,12 +46,19 @@ class TrainConfig(Section):
     checkpoint_every: int = Field(default=100, ge=1, description="steps")
     keep_checkpoints: int = Field(default=3, ge=1)
     micro_batches: int = Field(default=1, ge=1, description="parts of a batch that go one after another; same result, less memory")
-    remat: Literal["none", "norms", "elementwise", "layer"] = Field(
+    remat: Remat = Field(
         default="none",
         description="what the backward pass computes again: nothing, norms and rotations, all but matrix products, or whole layers",
     )
     attention: Literal["auto", "dot", "splash"] = Field(
         default="auto", description="auto = splash on TPU for rows and heads of multiples of 128, else dot"
+    )
+    splash_block: int | None = Field(
+        default=None,
+        ge=128,
+        le=8192,
+        multiple_of=128,
+        description="positions a block of splash attention; null = the largest known to fit",
     )
     seed: Seed = 0
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -73,7 +74,8 @@ def train(job: TrainJob, report: Report) -> TrainResult:
     adapter = job.lora if job.train.mode == "lora" else None
     with mesh:
         kernel = pick_kernel(job.train.attention, mesh.devices.flat[0].platform, job.seq_len, read_text_config(job.model))
-        model = build_model(job.model, mesh, job.dtype, adapter, seed=job.train.seed, remat=job.train.remat, kernel=kernel)
+        t = job.train
+        model = build_model(job.model, mesh, job.dtype, adapter, t.seed, t.remat, kernel, t.splash_block)
         trainer = Trainer(model, job, mesh, report)
         if trainer.train_steps < job.train.steps:
             trainer.train(())
@@ -105,6 +107,8 @@ class Trainer(PeftTrainer):
         self.metrics_file = MetricsFile(job.metrics, self.resumed_from) if jax.process_index() == 0 else None
         self.with_data_hooks(_NextBatch())
         self._step_started = time.perf_counter()
+        self._clock = ThreadPoolExecutor(1)  # waits for each step, whose numbers are read later
+        self._completed: dict[int, Future[float]] = {}
 
     def next_batch(self) -> dict[str, Any] | None:
         """The next global batch on the mesh; None when the last step is done."""
@@ -147,8 +151,10 @@ class Trainer(PeftTrainer):
     def _post_process_train_step(self, aux: Any) -> None:
         assert self._buffered_train_metrics is not None
         self._buffered_train_metrics.additional_metrics.update({key: ([count], np.sum) for key, count in aux.items()})
-        if (self.train_steps + 1) % self.job.train.checkpoint_every == 0:
-            self._check_finite(self._buffered_train_metrics.losses[-1], self.train_steps + 1)  # waits for the step: never save a broken one
+        step, loss = self.train_steps + 1, self._buffered_train_metrics.losses[-1]
+        self._completed[step] = self._clock.submit(_time_of, loss)
+        if step % self.job.train.checkpoint_every == 0:
+            self._check_finite(loss, step)  # waits for the step: never save a broken one
 
     def _check_finite(self, loss: Any, step: int) -> None:
         if not math.isfinite(float(loss)):
@@ -159,7 +165,7 @@ class Trainer(PeftTrainer):
         assert step is not None
         assert additional_metrics is not None
         self._check_finite(loss, step)
-        now = time.perf_counter()
+        now = self._completed.pop(step).result()
         step_s, self._step_started = now - self._step_started, now
         self.last_loss = float(loss)
         if self.metrics_file is None:
@@ -175,6 +181,11 @@ class Trainer(PeftTrainer):
         )
         self.metrics_file.append(metrics)
         self.report({"step": step, "steps": self.job.train.steps, "loss": metrics.loss, "tokens_per_s": metrics.tokens_per_s})
+
+
+def _time_of(result: Any) -> float:
+    jax.block_until_ready(result)
+    return time.perf_counter()
 
 
 class _NextBatch(hooks.DataHooks):

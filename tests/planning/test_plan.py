@@ -14,7 +14,7 @@ from gemma_ray.models.gemma4 import text_config
 from gemma_ray.planning.hardware import CHIPS, chip
 from gemma_ray.planning.job import Compiled, CompileJob, Traffic
 from gemma_ray.planning.page import plan_text
-from gemma_ray.planning.sizes import attention_flops_per_token
+from gemma_ray.planning.sizes import splash_flops_per_token
 from gemma_ray.planning.train import plan_training
 from gemma_ray.recipe import load_recipe
 from raycluster.errors import ClusterError
@@ -69,7 +69,7 @@ FOUND = Compiled(
 
 def test_the_arithmetic_of_a_plan_by_hand() -> None:
     plan = plan_training(JOB, FOUND, chip("v5p"), steps=1000, usd_per_hour=16.80, efficiency=0.5)
-    attention = 3.5 * attention_flops_per_token(B31, 4096) * 16_384 / 4
+    attention = 4.5 * splash_flops_per_token(B31, 4096) * 16_384 / 4
     assert plan.tokens_per_step == 16_384
     assert (plan.device_bytes.total, plan.fits) == (68 * GIB, True)  # 72 % of 95 GiB
     assert plan.compute_floor_s == pytest.approx((4.59e14 + attention) / 459e12)

@@ -17,8 +17,8 @@ from gemma_ray.planning.sizes import (
     mean_keys,
     parameter_counts,
     product_parameters,
+    splash_flops_per_token,
     train_flops,
-    train_flops_per_token,
 )
 
 B31 = text_config("gemma4-31b")
@@ -30,8 +30,6 @@ def test_31b_multiplies_each_token_with_30_7_billion_weights() -> None:
     by_hand = 50 * sliding + 10 * full + 262_144 * 5376
     assert product_parameters(B31) == by_hand == 30_696_013_824
     assert forward_flops_per_token(B31) == 2 * by_hand
-    assert train_flops_per_token(B31, "none") == 4 * by_hand
-    assert train_flops_per_token(B31, "layer") == 6 * by_hand
 
 
 @pytest.mark.parametrize(("name", "billions"), [("gemma4-26b-a4b", 3.8), ("gemma4-e4b", 4.5), ("gemma4-e2b", 2.3)])
@@ -163,6 +161,30 @@ def test_a_lora_step_of_31b_by_hand() -> None:
     assert (again.base, again.adapter, again.attention) == (6 * n - 2 * head, 8 * 118_128_640, pytest.approx(4.5 * attention))
     assert train_flops(B31, 4096, "elementwise", 16, ALL) == kept
     assert kept.total == pytest.approx(kept.base + kept.adapter + kept.attention)
+
+
+def test_training_all_weights_adds_a_gradient_for_each() -> None:
+    full = train_flops(B31, 4096, "none", None)
+    assert (full.base, full.adapter) == (6 * 30_696_013_824, 0)
+
+
+@pytest.mark.parametrize(("length", "block"), [(256, 128), (512, 128), (1024, 256)])
+def test_splash_computes_whole_blocks(length: int, block: int) -> None:
+    """Every pair of positions of a block that holds a pair the mask lets through, 4 FLOPs a head and dimension."""
+    text = text_config("gemma4-tiny")
+
+    def pairs(window: int) -> int:
+        used = {(q // block, k // block) for q in range(length) for k in range(max(0, q - window + 1), q + 1)}
+        return len(used) * block * block
+
+    expected = 4 * 4 * (5 * 32 * pairs(128) + 1 * 64 * pairs(length)) / length
+    assert splash_flops_per_token(text, length, block) == pytest.approx(expected)
+
+
+def test_splash_of_31b_by_hand() -> None:
+    """Blocks of 512 in a row of 4,096: a window of 1,024 meets 1, 2, then 3 of them; causal ones 1 to 8."""
+    sliding, full = (1 + 2 + 6 * 3) / 8 * 512, (1 + 8) / 2 * 512
+    assert splash_flops_per_token(B31, 4096) == pytest.approx(4 * 32 * (50 * 256 * sliding + 10 * 512 * full))
 
 
 def test_what_has_no_gradient_in_e4b_costs_its_forward_pass_alone() -> None:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from gemma_ray.data.prepare import prepare_text
 from gemma_ray.errors import CheckpointError, RecipeError, StageError
 from gemma_ray.training.checkpoints import check_continuable, latest_step, read_checkpoint
 from gemma_ray.training.config import LoraConfig, MeshConfig, TrainConfig
-from gemma_ray.training.loop import TrainJob, train
+from gemma_ray.training.loop import Trainer, TrainJob, train
 from gemma_ray.training.metrics import MetricsFile, StepMetrics, read_metrics
 from gemma_ray.training.sharding import make_mesh
 
@@ -61,6 +62,21 @@ def straight(tiny_gemma: Path, data: Path, tmp_path_factory: pytest.TempPathFact
     result = train(job(tiny_gemma, data, out, 6), silent)
     assert (result.step, result.resumed_from) == (6, 0)
     return out
+
+
+def test_a_step_takes_as_long_as_its_data_also_where_a_checkpoint_is_saved(
+    tiny_gemma: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    next_batch = Trainer.next_batch
+
+    def slow(trainer: Trainer) -> Any:
+        time.sleep(0.5)
+        return next_batch(trainer)
+
+    monkeypatch.setattr(Trainer, "next_batch", slow)
+    whole = job(tiny_gemma, data, tmp_path, 6)
+    train(whole, silent)
+    assert min(metrics.step_s for metrics in read_metrics(whole.metrics)) > 0.1
 
 
 def test_a_resumed_run_is_the_uninterrupted_run_to_the_last_bit(tiny_gemma: Path, data: Path, straight: Path, tmp_path: Path) -> None:
