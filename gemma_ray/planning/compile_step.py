@@ -69,8 +69,9 @@ def compile_step(job: CompileJob) -> Compiled:
 
 
 def topology_arguments(accelerator: str, topology: str) -> dict[str, Any]:
-    """A slice as JAX's `get_topology_desc` takes it."""
-    return {"topology_name": f"{accelerator}:{topology}"}
+    """A slice as JAX's `get_topology_desc` takes it, which takes hosts for 2 x 2 chips unless told of a single one."""
+    alone = {"chips_per_host_bounds": (1, 1, 1)} if topology == "1x1" else {}
+    return {"topology_name": f"{accelerator}:{topology}", **alone}
 
 
 def package_versions() -> dict[str, str]:

@@ -25,7 +25,8 @@ from gemma_ray.planning.explain import explain
 from gemma_ray.planning.job import Compiled, CompiledForward, CompileJob, ForwardJob
 
 PACKAGE = Path(__file__).resolve().parent.parent
-SOURCES = ("models", "training", "planning", "section.py", "errors.py")
+READERS = ("compile_step", "compile_forward", "hlo", "hlo_text", "job", "sizes")
+SOURCES = ("models", "training", *(f"planning/{name}.py" for name in READERS), "section.py", "errors.py")
 PROGRESS_INTERVAL_S = 20.0
 R = TypeVar("R", Compiled, CompiledForward)
 

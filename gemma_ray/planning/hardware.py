@@ -24,7 +24,7 @@ class Chip:
     hbm_bytes: int
     hbm_bandwidth: float
     interconnect_bandwidth: float
-    """All ICI links of a TPU, one direction (v5p: 4,800 Gbit/s, 1,200 GB/s both ways); NVLink of a GPU, both directions together."""
+    """All ICI links of a TPU, one direction (half of what Google gives as bidirectional); NVLink of a GPU, both directions together."""
     clock_hz: float | None
     """Of the matrix units; None off TPU, where XLA's cycles mean nothing."""
     usd_per_hour: float | None
@@ -34,7 +34,8 @@ class Chip:
     as_of: str
 
 
-# TPU clocks follow from peak = 2 · matrix units · side² · clock: v5p and v4 8 units of 128², v5e 4 of 128², v6e 4 of 256².
+# TPU clocks follow from peak = 2 · matrix units · side² · clock: v5p and v4 8 units of 128², v5e 4 of 128², v6e 4 of 256². (Google's page
+# on v6e has two units; XLA's cycles for a large product are fewer than two could do it in.)
 _TPU = "https://cloud.google.com/tpu/docs/{}"
 # fmt: off
 CHIPS: dict[str, Chip] = {
@@ -47,7 +48,7 @@ CHIPS: dict[str, Chip] = {
              _TPU.format("v5e"), "2026"),
         Chip("v5p",   459e12,   918e12,   95 * GIB,           2765e9,   600e9,    1.75e9, 4.20,  f"v5p-8 at 16.80, {_PAPER}, May 2026",
              _TPU.format("v5p"), "2026"),
-        Chip("v6e",   918e12,   1836e12,  32 * GIB,           1640e9,   448e9,    1.75e9, 2.69,  f"v6e-8 at 21.52, {_PAPER}, May 2026",
+        Chip("v6e",   918e12,   1836e12,  32 * GIB,           1640e9,   400e9,    1.75e9, 2.69,  f"v6e-8 at 21.52, {_PAPER}, May 2026",
              _TPU.format("v6e"), "2026"),
         Chip("a100",  312e12,   624e12,   80 * 10**9,         2039e9,   600e9,    None,   None,  None,
              "NVIDIA A100 80GB SXM data sheet", "2021"),
