@@ -6,6 +6,7 @@ from pathlib import Path
 
 from gemma_ray.artifacts import fingerprint
 from gemma_ray.data.shards import Manifest
+from gemma_ray.errors import StageError
 from gemma_ray.models.fingerprint import model_fingerprint
 from gemma_ray.recipe import Recipe
 from gemma_ray.training.metrics import StepMetrics, read_metrics
@@ -36,7 +37,10 @@ def run(recipe: Recipe, progress: Progress) -> StepMetrics:
 
         artifact = paths.checkpoints / str(recipe.train.steps)
         once(recipe, "train", [made_from, recipe.train.steps], artifact, work, progress)
-    return read_metrics(paths.metrics)[-1]
+    steps = read_metrics(paths.metrics)
+    if not steps:
+        raise StageError(f"{paths.metrics}: no steps in it, though {artifact} is there; remove {paths.checkpoints} to train anew")
+    return steps[-1]
 
 
 def trained_from(recipe: Recipe, base: Path, manifest: Manifest) -> str:

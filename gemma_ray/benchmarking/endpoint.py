@@ -10,6 +10,7 @@ from typing import Any
 import aiohttp
 
 from gemma_ray.errors import InputError
+from gemma_ray.loopback import is_local
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,8 @@ class Endpoint:
         """A client without a limit on connections: a limit would queue requests here and close the loop. Call it in the event loop."""
         headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {self.api_key}"} if self.api_key else {})
         connections = aiohttp.TCPConnector(limit=0)
-        return aiohttp.ClientSession(headers=headers, connector=connections, timeout=aiohttp.ClientTimeout(total=None), trust_env=True)
+        limit = aiohttp.ClientTimeout(total=None)
+        return aiohttp.ClientSession(headers=headers, connector=connections, timeout=limit, trust_env=not is_local(self.base))
 
     async def resolve(self, client: aiohttp.ClientSession) -> tuple[str, int | None]:
         """The model's name, that of the only one served where none was asked for; and how many tokens a prompt and its answer may have.

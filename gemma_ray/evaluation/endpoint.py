@@ -14,13 +14,13 @@ import random
 from typing import TYPE_CHECKING, Any
 
 from gemma_ray.errors import GemmaRayError, InputError, StageError
+from gemma_ray.loopback import is_local
 
 if TYPE_CHECKING:
     import httpx
 
 _LONGEST_PAUSE_S = 60.0
 _START_RETRIES = 2
-_LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 class RefusedError(Exception):
@@ -59,12 +59,12 @@ class Endpoint:
         limits = httpx.Limits(max_connections=self._connections, max_keepalive_connections=self._connections)
         timeout = httpx.Timeout(self._timeout_s, connect=10.0, pool=None)
         try:
-            # A proxy of the environment is for the world outside, never for an endpoint on this machine.
             address = httpx.URL(self.url)
             if address.port is not None and not 0 < address.port < 1 << 16:
                 raise ValueError(f"no port {address.port}")
-            local = address.host in _LOOPBACK
-            self._client = httpx.AsyncClient(base_url=self.url, headers=headers, limits=limits, timeout=timeout, trust_env=not local)
+            self._client = httpx.AsyncClient(
+                base_url=self.url, headers=headers, limits=limits, timeout=timeout, trust_env=not is_local(self.url)
+            )
         except (httpx.InvalidURL, ValueError) as e:
             raise InputError(f"'{self.url}' is not a URL: {e}") from e
         return self

@@ -7,22 +7,14 @@ over tp. vLLM-TPU has paged attention kernels instead. As in vLLM, heads that ar
 from __future__ import annotations
 
 import dataclasses
-import json
 import resource
-import sys
 import time
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
 from gemma_ray.planning import hlo
+from gemma_ray.planning.child import serve_job
 from gemma_ray.planning.job import CompiledForward, ForwardJob
-
-
-def main() -> None:
-    """Read the job, compile, write the result."""
-    job = ForwardJob.from_json(json.loads(Path(sys.argv[1]).read_text()))
-    Path(sys.argv[2]).write_text(json.dumps(dataclasses.asdict(compile_forward(job))))
 
 
 def compile_forward(job: ForwardJob) -> CompiledForward:
@@ -101,4 +93,4 @@ def compile_forward(job: ForwardJob) -> CompiledForward:
 
 
 if __name__ == "__main__":
-    main()
+    serve_job(ForwardJob, compile_forward)

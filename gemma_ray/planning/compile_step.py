@@ -6,26 +6,17 @@ Model, optimizer and step are the trainer's (`gemma_ray.training`); only the arr
 
 from __future__ import annotations
 
-import dataclasses
 import importlib.metadata
-import json
 import resource
-import sys
 import time
-from pathlib import Path
 from typing import Any
 
 from gemma_ray.planning import hlo
+from gemma_ray.planning.child import serve_job
 from gemma_ray.planning.job import Compiled, CompileJob, Traffic
 
 PACKAGES = ("jax", "libtpu", "google-tunix", "qwix", "flax", "optax")
 SLOWEST = 12
-
-
-def main() -> None:
-    """Read the job, compile, write the result."""
-    job = CompileJob.from_json(json.loads(Path(sys.argv[1]).read_text()))
-    Path(sys.argv[2]).write_text(json.dumps(dataclasses.asdict(compile_step(job))))
 
 
 def compile_step(job: CompileJob) -> Compiled:
@@ -135,4 +126,4 @@ def device_bytes(leaves: Any) -> int:
 
 
 if __name__ == "__main__":
-    main()
+    serve_job(CompileJob, compile_step)

@@ -25,7 +25,7 @@ from gemma_ray.planning.explain import explain
 from gemma_ray.planning.job import Compiled, CompiledForward, CompileJob, ForwardJob
 
 PACKAGE = Path(__file__).resolve().parent.parent
-READERS = ("compile_step", "compile_forward", "hlo", "hlo_text", "job", "sizes")
+READERS = ("child", "compile_step", "compile_forward", "hlo", "hlo_text", "job", "sizes")
 SOURCES = ("models", "training", *(f"planning/{name}.py" for name in READERS), "section.py", "errors.py")
 PROGRESS_INTERVAL_S = 20.0
 R = TypeVar("R", Compiled, CompiledForward)
@@ -64,7 +64,7 @@ def _run(python: Path, job: CompileJob | ForwardJob, pod_type: str, progress: Ca
         given.write_text(json.dumps(job.to_json()))
         with log.open("w") as output:
             command = [str(python), "-m", job.MODULE, str(given), str(made)]
-            process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+            process = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=output, stderr=output)
             try:
                 _wait(process, progress)
             finally:

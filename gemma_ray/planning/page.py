@@ -17,10 +17,14 @@ def plan_text(plan: Plan) -> str:
     lines = [
         f"PREDICTION for {plan.model} on {place}, mesh fsdp={plan.mesh.fsdp} tp={plan.mesh.tp}; nothing was run",
         f"  meshes that work      {', '.join(f'{f}x{t}' for f, t in plan.meshes_that_work)} (fsdp x tp)",
+        f"  parameters            {a.base_parameters / 1e9:.2f} B base, {a.trained_parameters / 1e6:.1f} M trained; with optimizer "
+        f"{a.state_bytes / GIB:.1f} GiB a device, activations on top",
         f"  FLOPs a token         forward {a.forward_flops:.3g}, training {a.train_flops.total:.3g} "
         f"(adapter {a.train_flops.adapter:.2g}, attention {a.train_flops.attention:.2g})",
         "  KV cache a sequence   " + ", ".join(f"{n} tokens {size / GIB:.2f} GiB" for n, size in a.kv_bytes.items()) + " (a device)",
     ]
+    if a.compute_floor_hours is not None:
+        lines.append(f"  compute floor         {a.compute_floor_hours:.2f} h for all steps at the peak of all devices")
     lines += _train_lines(plan.train) if plan.train else [f"  {plan.why_not}"]
     if plan.serve:
         lines.append(serve_text(plan.serve))
@@ -38,7 +42,6 @@ def _train_lines(t: TrainPlan) -> list[str]:
         f"  memory a device       {b.total / GIB:.1f} of {t.hbm_bytes / GIB:.1f} GiB ({share:.0%}): {verdict}",
         f"    base {b.base / GIB:.1f}, adapter {b.adapter / GIB:.2f}, optimizer {b.optimizer / GIB:.2f}, "
         f"temporaries {b.temporaries / GIB:.1f}; XLA's peak {b.peak / GIB:.1f} GiB",
-        f"  parameters            {t.base_parameters / 1e9:.2f} B base, {t.trained_parameters / 1e6:.1f} M trained",
         f"  work a step           {t.flops:.3g} FLOPs + {t.attention_flops:.3g} in attention, {t.bytes_moved:.3g} bytes moved",
     ]
     for c in t.collectives:

@@ -18,6 +18,8 @@ from gemma_ray.planning.sizes import (
     attention_flops_per_token,
     forward_flops_per_token,
     kv_bytes_per_sequence,
+    lora_parameters,
+    parameter_counts,
     train_flops,
 )
 from gemma_ray.planning.train import TrainPlan, assumptions, plan_training
@@ -37,8 +39,14 @@ class Hardware:
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """What follows from the sizes alone. FLOPs are of one token, bytes of one sequence on one device."""
+    """What follows from the sizes alone. FLOPs are of one token, `kv_bytes` of one sequence on one device."""
 
+    base_parameters: int
+    trained_parameters: int
+    state_bytes: float
+    """Base weights, and fp32 trained ones with AdamW's two moments, on one device if all were cut evenly; activations come on top."""
+    compute_floor_hours: float | None
+    """Of `train.steps` at the peak of all devices, no step being faster; None for a CPU, of which no figures are known."""
     forward_flops: float
     train_flops: TrainFlops
     attention_flops: float
@@ -63,7 +71,8 @@ class Plan:
 
     def to_json(self) -> dict[str, Any]:
         """The content of plan.json: the training plan's figures at the top level, a prediction and named as one."""
-        train = self.train.to_json() if self.train else {}
+        unknown = ("fits", "device_bytes", "hbm_bytes", "predicted_tokens_per_s", "predicted_hours", "predicted_cost_usd")
+        train: dict[str, Any] = self.train.to_json() if self.train else dict.fromkeys(unknown)
         return {
             "prediction": True,
             "model": self.model,
@@ -80,6 +89,7 @@ class Plan:
 
 
 CONTEXTS = (512, 1024, 4096, 8192, 16_384)
+BYTES = {"bfloat16": 2, "float32": 4}
 KV_BYTES = 2.0
 """Of a key or value, bfloat16."""
 
@@ -103,17 +113,27 @@ def make_plan(
     Raises RecipeError when the mesh does not divide the model, or the step does not compile for the slice.
     """
     check_mesh(text, train.micro_batch_size, mesh.fsdp, mesh.tp)
+    row = chip(hardware.accelerator, config.hardware) if hardware.accelerator != "cpu" else None
+    base, is_lora = parameter_counts(text).total, train.mode == "lora"
+    trained = lora_parameters(text, lora.rank, lora.targets) if is_lora else base
+    a_token = train_flops(text, length, train.remat, lora.rank if is_lora else None, lora.targets)
+    rate = None if row is None else row.bf16_flops * hardware.devices
+    width = BYTES[dtype]
     arithmetic = Arithmetic(
+        base_parameters=base,
+        trained_parameters=trained,
+        state_bytes=(base * width + trained * 12 if is_lora else base * width * 3) / hardware.devices,
+        compute_floor_hours=None if rate is None else train.steps * train.batch_size * length * a_token.total / rate / 3600,
         forward_flops=forward_flops_per_token(text),
-        train_flops=train_flops(text, length, train.remat, lora.rank if train.mode == "lora" else None, lora.targets),
+        train_flops=a_token,
         attention_flops=attention_flops_per_token(text, length),
         kv_bytes={n: kv_bytes_per_sequence(text, n, KV_BYTES, mesh.tp) for n in CONTEXTS},
     )
     works = tuple(working_meshes(text, train.micro_batch_size, hardware.devices))
     plan = Plan(model, hardware, mesh, works, arithmetic, None, why_not_compiled(text, hardware))
-    if plan.why_not is not None:
+    if plan.why_not is not None or row is None:
         return plan
-    job, row = training_job(text, hardware, mesh, train, lora, dtype, length), chip(hardware.accelerator, config.hardware)
+    job = training_job(text, hardware, mesh, train, lora, dtype, length)
     found = compiled(job, str(hardware.pod_type), cache, progress)
     price = usd_per_hour if usd_per_hour is not None else list_price(row, hardware.devices)
     predicted = plan_training(job, found, row, train.steps, price, config.attention_efficiency)

@@ -101,9 +101,10 @@ def run_sweep(
 
 
 def variants(job: CompileJob) -> Iterator[CompileJob]:
-    """The job, then the same for every mesh, remat policy and number of rows at once that suit it, least micro-batches first."""
+    """The job, then the same for every mesh, remat policy and number of rows at once that suit it, those with the job's own rows first."""
     yield job
-    for micro_batches in (n for n in range(1, job.batch_size + 1) if job.batch_size % n == 0):
+    divisors = [n for n in range(1, job.batch_size + 1) if job.batch_size % n == 0]
+    for micro_batches in sorted(divisors, key=lambda n: (n != job.micro_batches, n)):
         for fsdp, tp in reversed(working_meshes(job.text, job.batch_size // micro_batches, job.fsdp * job.tp)):
             for remat in get_args(Remat):
                 variant = dataclasses.replace(job, micro_batches=micro_batches, fsdp=fsdp, tp=tp, remat=remat)

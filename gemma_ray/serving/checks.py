@@ -126,7 +126,7 @@ def _weights_bytes(folder: Path, dtype: str) -> int:
     """Bytes of a folder's weights once loaded as `dtype` ('auto' = as they are)."""
     on_disk = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
     config: dict[str, Any] = read_json(folder / "config.json")
-    text = config.get("text_config", config)
+    text = config.get("text_config") or config
     stored = str(text.get("dtype") or text.get("torch_dtype") or config.get("dtype") or config.get("torch_dtype"))
     if dtype in _DTYPE_BYTES and stored in _DTYPE_BYTES:
         return on_disk * _DTYPE_BYTES[dtype] // _DTYPE_BYTES[stored]

@@ -98,7 +98,8 @@ class Trainer(PeftTrainer):
             super().__init__(model, build_optimizer(job.train), config)
         self.job, self.mesh, self.report = job, mesh, report
         self.resumed_from = self.train_steps
-        self.last_loss = read_metrics(job.metrics)[-1].loss if self.resumed_from else math.nan
+        before = read_metrics(job.metrics) if self.resumed_from else []
+        self.last_loss = before[-1].loss if before else math.nan
         self._step: Step | None = None
         self.schedule = learning_rate_schedule(job.train)
         self.batches = batches(job.data, batch_size=job.train.batch_size, seq_len=job.seq_len, seed=job.train.seed)

@@ -27,7 +27,7 @@ class MetricsFile:
 
     def __init__(self, path: Path, resume_after: int):
         self.path = path
-        kept = [m for m in read_metrics(path) if m.step <= resume_after] if path.exists() else []
+        kept = [m for m in read_metrics(path) if m.step <= resume_after]
         write_text(path, "".join(json.dumps(asdict(m)) + "\n" for m in kept))
 
     def append(self, metrics: StepMetrics) -> None:
@@ -37,8 +37,10 @@ class MetricsFile:
 
 
 def read_metrics(path: Path) -> list[StepMetrics]:
-    """The steps in a metrics file; a last line that is cut short is left out."""
-    steps = []
+    """The steps in a metrics file; none where there is no file. A last line that is cut short is left out."""
+    steps: list[StepMetrics] = []
+    if not path.exists():
+        return steps
     for line in path.read_text(encoding="utf-8").splitlines():
         try:
             steps.append(StepMetrics(**json.loads(line)))
