@@ -143,12 +143,12 @@ def test_what_cannot_be_planned_is_refused_before_compiling(tmp_path: Path, over
 
 
 @pytest.mark.slow
-def test_the_tiny_model_is_compiled_for_a_tpu_and_the_second_time_read_from_the_cache(tmp_path: Path) -> None:
-    run = recipe(tmp_path, "quickstart-cpu", f"run.cache_dir={tmp_path / 'cache'}")
+def test_the_tiny_model_is_compiled_for_a_tpu_and_the_second_time_read_from_the_cache(tmp_path: Path, plan_cache: Path) -> None:
+    run = recipe(tmp_path, "quickstart-cpu", f"run.cache_dir={plan_cache}")
     plan = stage.run(run, Progress())
     assert plan.train is not None
     assert plan.train.fits
     assert plan.train.predicted_tokens_per_s > 0
     assert plan.train.base_parameters == pytest.approx(1.7e6, rel=0.1)
-    assert any(kept.suffix == ".json" for kept in (tmp_path / "cache" / "plans").iterdir())
+    assert any(kept.suffix == ".json" for kept in (plan_cache / "plans").iterdir())
     assert stage.run(run, Progress()).train == plan.train

@@ -91,11 +91,11 @@ def test_heads_that_do_not_divide_are_named() -> None:
 
 
 @pytest.mark.slow
-def test_a_prefill_and_a_decode_step_are_compiled_for_a_tpu(tmp_path: Path) -> None:
+def test_a_prefill_and_a_decode_step_are_compiled_for_a_tpu(plan_cache: Path) -> None:
     """On one chip the compiled step holds what the arithmetic says: every weight once, and the cache."""
     text = text_config("gemma4-tiny")
     bench = BenchConfig(contexts=(512,), output_tokens=64)
-    plan = plan_replica(text, Replica("v6e", 1, "1x1", "v6e-1"), {"max_num_seqs": 8}, bench, PlanConfig(), tmp_path, print)
+    plan = plan_replica(text, Replica("v6e", 1, "1x1", "v6e-1"), {"max_num_seqs": 8}, bench, PlanConfig(), plan_cache, print)
     prefill, decode = plan.compiled
     assert (prefill.phase, prefill.batch, prefill.tokens) == ("prefill", 1, 512)
     assert (decode.phase, decode.batch, decode.tokens, decode.context) == ("decode", 8, 1, 576)
