@@ -9,11 +9,11 @@ from __future__ import annotations
 import sys
 
 from gemma_ray.errors import RecipeError
+from gemma_ray.planning.hardware import GIB
 from gemma_ray.recipe import load_recipe
 from workloads import plan
 from workloads.progress import Progress
 
-GIB = 2**30
 BASE = ("data.max_seq_len=4096", "train.batch_size=4", "train.micro_batches=1", "run.dir=runs/plan-variants")
 VARIANTS = (
     # fsdp, tp, remat

@@ -11,7 +11,7 @@ from gemma_ray.artifacts import write_json
 from gemma_ray.errors import ModelError, RecipeError
 from gemma_ray.models.gemma4 import official_name, read_text_config, text_config
 from gemma_ray.planning.hardware import chip
-from gemma_ray.planning.plan import Hardware, Plan, list_price, make_plan, training_job, why_not_compiled
+from gemma_ray.planning.plan import Hardware, Plan, hourly_price, make_plan, training_job, why_not_compiled
 from gemma_ray.planning.replica import Replica, ReplicaPlan, plan_replica
 from gemma_ray.planning.sweep import Sweep, run_sweep
 from gemma_ray.recipe import Recipe
@@ -57,7 +57,7 @@ def sweep(recipe: Recipe, progress: Progress) -> Sweep:
     check_model_mesh(text, recipe.train.micro_batch_size, recipe.mesh.fsdp, recipe.mesh.tp)
     job = training_job(text, hardware, recipe.mesh, recipe.train, recipe.lora, recipe.model.dtype, recipe.data.max_seq_len)
     row = chip(hardware.accelerator, recipe.plan.hardware)
-    price = recipe.cost.usd_per_hour or list_price(row, hardware.devices)
+    price = hourly_price(recipe.cost.usd_per_hour, row, hardware.devices)
     with timed(recipe, "sweep", progress):
         limit, efficiency = recipe.plan.sweep_limit_s, recipe.plan.attention_efficiency
         cache, pod_type = recipe.run.cache_path, str(hardware.pod_type)

@@ -8,6 +8,9 @@ from pydantic import Field
 
 from gemma_ray.section import Section, Seed
 
+DTYPE_BYTES = {"float32": 4, "float": 4, "bfloat16": 2, "float16": 2, "half": 2}
+"""Bytes of a number, by the dtype's name in config.json or in vLLM's arguments."""
+
 
 class PretrainConfig(Section):
     """How the built-in tiny model's base weights are made: full-parameter training on raw Verilog text."""

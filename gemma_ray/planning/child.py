@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import sys
@@ -18,7 +17,7 @@ def serve_job(kind: type[CompileJob] | type[ForwardJob], work: Callable[[Any], C
     """`python -m MODULE JOB.json RESULT.json`, its standard input a pipe that the parent holds."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
     job = kind.from_json(json.loads(Path(sys.argv[1]).read_text()))
-    Path(sys.argv[2]).write_text(json.dumps(dataclasses.asdict(work(job))))
+    Path(sys.argv[2]).write_text(json.dumps(work(job).to_json()))
 
 
 def _end_with_parent() -> None:

@@ -7,12 +7,11 @@ over tp. vLLM-TPU has paged attention kernels instead. As in vLLM, heads that ar
 from __future__ import annotations
 
 import dataclasses
-import resource
-import time
 from typing import Any
 from unittest import mock
 
 from gemma_ray.planning import hlo
+from gemma_ray.planning.ahead import compile_and_read, device_bytes, tpu_mesh
 from gemma_ray.planning.child import serve_job
 from gemma_ray.planning.job import CompiledForward, ForwardJob
 
@@ -21,19 +20,15 @@ def compile_forward(job: ForwardJob) -> CompiledForward:
     """Lower and compile the step, and read what the compiler says. Raises what JAX raises when it does not compile."""
     import jax
     import jax.numpy as jnp
-    import numpy as np
     from flax import nnx
-    from jax.experimental import topologies
-    from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+    from jax.sharding import NamedSharding, PartitionSpec
     from tunix.models.gemma4 import model as tunix_model
 
     from gemma_ray.models.gemma4 import tunix_config
     from gemma_ray.models.quick_tracing import quick_tracing
-    from gemma_ray.planning.compile_step import device_bytes, package_versions, topology_arguments
     from gemma_ray.planning.sizes import layers
 
-    devices = topologies.get_topology_desc(platform="tpu", **topology_arguments(job.accelerator, job.topology)).devices
-    mesh = Mesh(np.array(devices).reshape(1, len(devices)), ("fsdp", "tp"), axis_types=(AxisType.Auto,) * 2)
+    mesh = tpu_mesh(job.accelerator, job.topology, 1, job.chips)
     sharding = tunix_model.ShardingConfig.get_default_sharding(is_sampling=True)
     config = dataclasses.replace(tunix_config(job.text, "bfloat16"), use_sliding_window_kv_cache=True, shd_config=sharding)
 
@@ -69,26 +64,15 @@ def compile_forward(job: ForwardJob) -> CompiledForward:
         def step(weights: Any, cache: Any, tokens: Any, positions: Any, mask: Any) -> Any:
             return nnx.merge(graph, weights)(tokens, positions, cache, mask, decode_only_last_token=True)
 
-        lowered = jax.jit(step, donate_argnums=1).lower(weights, cache, tokens, tokens, mask)
-        started = time.perf_counter()
-        compiled = lowered.compile()
-    memory: Any = compiled.memory_analysis()
-    cost: Any = compiled.cost_analysis()
-    program = hlo.parse(str(compiled.as_text()))
+        program, figures, _ = compile_and_read(jax.jit(step, donate_argnums=1).lower(weights, cache, tokens, tokens, mask))
     traffic = hlo.collectives(program)
     return CompiledForward(
+        **figures,
         weight_bytes=device_bytes(v.get_value() for _, v in nnx.to_flat_state(weights)),
         cache_bytes=device_bytes(jax.tree.leaves(cache)),
-        temporary_bytes=memory.temp_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes,
-        peak_bytes=memory.peak_memory_in_bytes,
-        flops=cost["flops"],
-        bytes_accessed=cost["bytes accessed"],
         cycles=hlo.estimated_cycles(program, slowest=0).total,
         collectives=sum(c.count for c in traffic),
         link_bytes=sum(c.link_bytes for c in traffic),
-        compile_s=time.perf_counter() - started,
-        host_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-        versions=package_versions(),
     )
 
 

@@ -6,44 +6,28 @@ Model, optimizer and step are the trainer's (`gemma_ray.training`); only the arr
 
 from __future__ import annotations
 
-import importlib.metadata
-import resource
-import time
 from typing import Any
 
 from gemma_ray.planning import hlo
+from gemma_ray.planning.ahead import compile_and_read, device_bytes, tpu_mesh
 from gemma_ray.planning.child import serve_job
 from gemma_ray.planning.job import Compiled, CompileJob, Traffic
 
-PACKAGES = ("jax", "libtpu", "google-tunix", "qwix", "flax", "optax")
 SLOWEST = 12
 
 
 def compile_step(job: CompileJob) -> Compiled:
     """Lower and compile the step, and read what the compiler says. Raises what JAX raises when it does not compile."""
-    import numpy as np
-    from jax.experimental import topologies
-    from jax.sharding import AxisType, Mesh
-
-    devices = topologies.get_topology_desc(platform="tpu", **topology_arguments(job.accelerator, job.topology)).devices
-    mesh = Mesh(np.array(devices).reshape(job.fsdp, job.tp), ("fsdp", "tp"), axis_types=(AxisType.Auto,) * 2)
+    mesh = tpu_mesh(job.accelerator, job.topology, job.fsdp, job.tp)
     with mesh:
         step, batch, sizes = abstract_step(job, mesh)
-        lowered = step.lower(batch)
-        started = time.perf_counter()
-        compiled = lowered.compile()
-    compile_s = time.perf_counter() - started
-    memory, cost, text = compiled.memory_analysis(), compiled.cost_analysis(), compiled.as_text()
-    program = hlo.parse(text)
+        program, figures, optimal_s = compile_and_read(step.lower(batch))
     cycles = hlo.estimated_cycles(program, slowest=SLOWEST)
     return Compiled(
         **sizes,
-        temporary_bytes=memory.temp_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes,
-        peak_bytes=memory.peak_memory_in_bytes,
-        flops=cost["flops"],
+        **figures,
         loop_flops=hlo.repeated_flops(program),
-        bytes_accessed=cost["bytes accessed"],
-        optimal_s=cost.get("optimal_seconds", 0.0),
+        optimal_s=optimal_s,
         cycles=cycles.total,
         product_cycles=cycles.products,
         loop_cycles=cycles.repeated,
@@ -53,21 +37,7 @@ def compile_step(job: CompileJob) -> Compiled:
             Traffic(c.kind, c.group_size, c.count, c.payload_bytes, c.link_bytes, c.overlapped, c.exposed_link_bytes)
             for c in hlo.collectives(program)
         ),
-        compile_s=compile_s,
-        host_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-        versions=package_versions(),
     )
-
-
-def topology_arguments(accelerator: str, topology: str) -> dict[str, Any]:
-    """A slice as JAX's `get_topology_desc` takes it, which takes hosts for 2 x 2 chips unless told of a single one."""
-    alone = {"chips_per_host_bounds": (1, 1, 1)} if topology == "1x1" else {}
-    return {"topology_name": f"{accelerator}:{topology}", **alone}
-
-
-def package_versions() -> dict[str, str]:
-    """Of what makes the program."""
-    return {name: importlib.metadata.version(name) for name in PACKAGES}
 
 
 def abstract_step(job: CompileJob, mesh: Any) -> tuple[Any, dict[str, Any], dict[str, int]]:
@@ -116,13 +86,6 @@ def abstract_step(job: CompileJob, mesh: Any) -> tuple[Any, dict[str, Any], dict
     }
     with quick_tracing():
         return Step(model, optimizer, job.micro_batches, platform), batch, sizes
-
-
-def device_bytes(leaves: Any) -> int:
-    """Bytes of one device's shards."""
-    import math
-
-    return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import asdict
 from functools import cache as once
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,7 +24,7 @@ from gemma_ray.planning.explain import explain
 from gemma_ray.planning.job import Compiled, CompiledForward, CompileJob, ForwardJob
 
 PACKAGE = Path(__file__).resolve().parent.parent
-READERS = ("child", "compile_step", "compile_forward", "hlo", "hlo_text", "job", "sizes")
+READERS = ("ahead", "child", "compile_step", "compile_forward", "hlo", "hlo_text", "job", "sizes")
 SOURCES = ("models", "training", *(f"planning/{name}.py" for name in READERS), "section.py", "errors.py")
 PROGRESS_INTERVAL_S = 20.0
 R = TypeVar("R", Compiled, CompiledForward)
@@ -53,7 +52,7 @@ def _kept(job: CompileJob | ForwardJob, result: type[R], pod_type: str, cache: P
         except (OSError, ValueError, TypeError, KeyError):  # not there, damaged, or of an older version
             pass
         found = result.from_json(_run(plan_python(cache, progress), job, pod_type, progress))
-        write_json(kept, asdict(found))
+        write_json(kept, found.to_json())
         return found
 
 

@@ -7,12 +7,26 @@ ForwardJob ─► compile_forward ─► CompiledForward
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
+
+
+class Document:
+    """A data class that goes from process to process and into the cache as JSON."""
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON."""
+        return dataclasses.asdict(self)  # type: ignore[call-overload]
+
+    @classmethod
+    def from_json(cls, document: dict[str, Any]) -> Self:
+        """The inverse. Raises TypeError when the fields are others."""
+        return cls(**document)
 
 
 @dataclass(frozen=True)
-class CompileJob:
+class CompileJob(Document):
     """A training step, as far as its program depends on it. Nothing here changes what is learnt by how much."""
 
     MODULE: ClassVar[str] = "gemma_ray.planning.compile_step"
@@ -42,10 +56,6 @@ class CompileJob:
         """Positions of the rows of one step, padding included."""
         return self.batch_size * self.length
 
-    def to_json(self) -> dict[str, Any]:
-        """As JSON."""
-        return dataclasses.asdict(self)
-
     @classmethod
     def from_json(cls, document: dict[str, Any]) -> CompileJob:
         """The inverse."""
@@ -68,7 +78,7 @@ class Traffic:
 
 
 @dataclass(frozen=True)
-class Compiled:
+class Compiled(Document):
     """What XLA:TPU says of a compiled step. Bytes, FLOPs and seconds are of one device and one step."""
 
     base_bytes: int
@@ -109,7 +119,7 @@ class Compiled:
 
 
 @dataclass(frozen=True)
-class ForwardJob:
+class ForwardJob(Document):
     """A serving step of `batch` sequences on one replica: a prompt of `tokens`, or one token each, with room for `context` in the cache."""
 
     MODULE: ClassVar[str] = "gemma_ray.planning.compile_forward"
@@ -120,18 +130,14 @@ class ForwardJob:
     tokens: int
     context: int
 
-    def to_json(self) -> dict[str, Any]:
-        """As JSON."""
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_json(cls, document: dict[str, Any]) -> ForwardJob:
-        """The inverse."""
-        return cls(**document)
+    @property
+    def chips(self) -> int:
+        """All of them in tensor parallelism."""
+        return math.prod(int(side) for side in self.topology.split("x"))
 
 
 @dataclass(frozen=True)
-class CompiledForward:
+class CompiledForward(Document):
     """What XLA:TPU says of a serving step. Bytes, FLOPs and cycles are of one device and one step."""
 
     weight_bytes: int
@@ -146,8 +152,3 @@ class CompiledForward:
     compile_s: float
     host_bytes: int
     versions: dict[str, str]
-
-    @classmethod
-    def from_json(cls, document: dict[str, Any]) -> CompiledForward:
-        """From what `dataclasses.asdict` gave."""
-        return cls(**document)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+from gemma_ray.planning.hardware import GIB
 from gemma_ray.planning.plan import Plan
 from gemma_ray.planning.replica import ReplicaPlan
 from gemma_ray.planning.sweep import Sweep, fastest
 from gemma_ray.planning.train import HEADROOM, TrainPlan
-
-GIB = 2**30
 
 
 def plan_text(plan: Plan) -> str:

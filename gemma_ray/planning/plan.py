@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gemma_ray.models.config import DTYPE_BYTES
 from gemma_ray.planning.compiler import compiled
 from gemma_ray.planning.config import PlanConfig
 from gemma_ray.planning.hardware import Chip, chip
@@ -89,7 +90,6 @@ class Plan:
 
 
 CONTEXTS = (512, 1024, 4096, 8192, 16_384)
-BYTES = {"bfloat16": 2, "float32": 4}
 KV_BYTES = 2.0
 """Of a key or value, bfloat16."""
 
@@ -118,7 +118,7 @@ def make_plan(
     trained = lora_parameters(text, lora.rank, lora.targets) if is_lora else base
     a_token = train_flops(text, length, train.remat, lora.rank if is_lora else None, lora.targets)
     rate = None if row is None else row.bf16_flops * hardware.devices
-    width = BYTES[dtype]
+    width = DTYPE_BYTES[dtype]
     arithmetic = Arithmetic(
         base_parameters=base,
         trained_parameters=trained,
@@ -135,7 +135,7 @@ def make_plan(
         return plan
     job = training_job(text, hardware, mesh, train, lora, dtype, length)
     found = compiled(job, str(hardware.pod_type), cache, progress)
-    price = usd_per_hour if usd_per_hour is not None else list_price(row, hardware.devices)
+    price = hourly_price(usd_per_hour, row, hardware.devices)
     predicted = plan_training(job, found, row, train.steps, price, config.attention_efficiency)
     named = assumptions(job, row, config.attention_efficiency)
     if price is not None:
@@ -179,6 +179,8 @@ def why_not_compiled(text: dict[str, Any], hardware: Hardware) -> str | None:
     return None
 
 
-def list_price(row: Chip, devices: int) -> float | None:
-    """US dollars an hour of so many chips, where a public price is known."""
+def hourly_price(given: float | None, row: Chip, devices: int) -> float | None:
+    """US dollars an hour of so many chips: the given price, else the public one where it is known."""
+    if given is not None:
+        return given
     return None if row.usd_per_hour is None else row.usd_per_hour * devices

@@ -12,7 +12,7 @@ from typing import Any
 from gemma_ray.benchmarking.config import BenchConfig
 from gemma_ray.planning.compiler import compiled_forward
 from gemma_ray.planning.config import PlanConfig
-from gemma_ray.planning.hardware import Chip, chip
+from gemma_ray.planning.hardware import chip
 from gemma_ray.planning.job import CompiledForward, ForwardJob
 from gemma_ray.planning.serving import ContextPlan, ServePlan, plan_serving
 
@@ -107,43 +107,34 @@ def plan_replica(
         for name, size in CACHES.items()
     }
     precision = "fp8" if str(engine.get("kv_cache_dtype", "")).startswith("fp8") else "bfloat16"
-    plan = ReplicaPlan(replica, precision, by_cache, (), _why_not(text, replica, by_cache["bfloat16"]))
+    fitting = [c for c in by_cache["bfloat16"].contexts if c.full]
+    plan = ReplicaPlan(replica, precision, by_cache, (), _why_not(text, replica, fitting))
     if plan.why_not_compiled is not None:
         return plan
+    longest = max(fitting, key=lambda c: c.context)
     phases = []
-    for name, job in _jobs(text, replica, by_cache["bfloat16"], step_tokens, bench.output_tokens).items():
+    for name, job in _jobs(text, replica, longest, step_tokens, bench.output_tokens).items():
         progress(f"   the {name} step: {job.batch} x {job.tokens} tokens")
         found = compiled_forward(job, str(replica.pod_type), cache, progress)
-        phases.append(CompiledPhase(name, job.batch, job.tokens, job.context, found, _seconds(found, row)))
+        seconds = found.cycles / row.clock_hz if row.clock_hz else None
+        phases.append(CompiledPhase(name, job.batch, job.tokens, job.context, found, seconds))
     return dataclasses.replace(plan, compiled=tuple(phases))
 
 
-def _why_not(text: dict[str, Any], replica: Replica, plan: ServePlan) -> str | None:
+def _why_not(text: dict[str, Any], replica: Replica, fitting: list[ContextPlan]) -> str | None:
     if replica.topology is None:
         return f"nothing was compiled: {replica.accelerator} is no TPU, or serve.topology is not given"
     if text.get("enable_moe_block"):
         return "nothing was compiled: experts are not supported"
-    if _largest_that_fits(plan) is None:
-        return "nothing was compiled: not one sequence fits"
-    return None
+    return None if fitting else "nothing was compiled: not one sequence fits"
 
 
-def _largest_that_fits(plan: ServePlan) -> ContextPlan | None:
-    return max((c for c in plan.contexts if c.sequences), key=lambda c: c.context, default=None)
-
-
-def _jobs(text: dict[str, Any], replica: Replica, plan: ServePlan, step_tokens: int, output: int) -> dict[str, ForwardJob]:
+def _jobs(text: dict[str, Any], replica: Replica, longest: ContextPlan, step_tokens: int, output: int) -> dict[str, ForwardJob]:
     """A chunk of one prompt, and a token for each of as many of the longest sequences as fit."""
-    longest = _largest_that_fits(plan)
-    if longest is None or longest.full is None:
-        return {}
     chunk = min(step_tokens, longest.context)
+    batch = longest.full.batch if longest.full else 1
     place = (text, replica.accelerator, str(replica.topology))
     return {
         "prefill": ForwardJob(*place, batch=1, tokens=chunk, context=chunk),
-        "decode": ForwardJob(*place, batch=longest.full.batch, tokens=1, context=longest.context + output),
+        "decode": ForwardJob(*place, batch=batch, tokens=1, context=longest.context + output),
     }
-
-
-def _seconds(found: CompiledForward, row: Chip) -> float | None:
-    return found.cycles / row.clock_hz if row.clock_hz else None

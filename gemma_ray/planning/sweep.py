@@ -40,6 +40,11 @@ class Tried:
     best_for_its_memory: bool = False
     """No other variant that fits is as fast with less memory: it is on the Pareto front."""
 
+    @property
+    def speed(self) -> float:
+        """Predicted tokens a second; 0 where it does not compile."""
+        return self.plan.predicted_tokens_per_s if self.plan else 0.0
+
     def to_json(self) -> dict[str, Any]:
         """As JSON."""
         return {**dataclasses.asdict(self), "plan": self.plan.to_json() if self.plan else None}
@@ -125,19 +130,17 @@ def with_overrides(job: CompileJob, overrides: dict[str, Any]) -> CompileJob:
 
 def fastest(tried: list[Tried]) -> Tried | None:
     """The fastest variant that fits."""
-    return max((t for t in tried if t.plan and t.plan.fits), key=lambda t: t.plan.predicted_tokens_per_s if t.plan else 0.0, default=None)
+    return max((t for t in tried if t.plan and t.plan.fits), key=lambda t: t.speed, default=None)
 
 
 def on_front(tried: list[Tried]) -> list[Tried]:
     """The variants, fastest first, those that do not compile last, and the Pareto front of speed and memory marked."""
-    planned = sorted((t for t in tried if t.plan), key=lambda t: -t.plan.predicted_tokens_per_s if t.plan else 0.0)
     least, marked = float("inf"), []
-    for t in planned:
-        assert t.plan is not None
-        better = t.plan.fits and t.plan.device_bytes.total < least
-        least = min(least, t.plan.device_bytes.total) if t.plan.fits else least
+    for t in sorted(tried, key=lambda t: -t.speed):
+        better = t.plan is not None and t.plan.fits and t.plan.device_bytes.total < least
+        least = t.plan.device_bytes.total if t.plan and better else least
         marked.append(dataclasses.replace(t, best_for_its_memory=better))
-    return [*marked, *(t for t in tried if not t.plan)]
+    return marked
 
 
 def compile_depths(text: dict[str, Any]) -> tuple[int, int] | None:
@@ -164,30 +167,27 @@ def _compiled_by_depth(job: CompileJob, depths: tuple[int, int] | None, pod_type
 def continued(shallow: Compiled, deep: Compiled, depths: tuple[int, int], layers: int) -> Compiled:
     """The figures of two depths continued in a straight line to `layers`; times and host memory are those that were spent."""
 
-    def line(a: float, b: float) -> float:
-        return b + (b - a) / (depths[1] - depths[0]) * (layers - depths[1])
+    def line(a: Any, b: Any) -> Any:
+        at = b + (b - a) / (depths[1] - depths[0]) * (layers - depths[1])
+        return round(at) if isinstance(b, int) else at
 
-    def whole(name: str) -> int:
-        return round(line(getattr(shallow, name), getattr(deep, name)))
+    def numbers(a: Any, b: Any) -> dict[str, Any]:
+        """Every number of the later of two records, continued."""
+        names = [field.name for field in dataclasses.fields(b)]
+        return {name: line(getattr(a, name), getattr(b, name)) for name in names if isinstance(getattr(b, name), int | float)}
 
-    integers = ("base_bytes", "adapter_bytes", "optimizer_bytes", "batch_bytes", "temporary_bytes", "peak_bytes")
-    integers += ("base_parameters", "trained_parameters")
-    numbers = ("flops", "loop_flops", "bytes_accessed", "optimal_s", "cycles", "product_cycles", "loop_cycles")
     before = {(t.kind, t.devices): t for t in shallow.traffic}
-    nothing = Traffic("", 0, 0, 0, 0, 0, 0)
-    counts = ("count", "payload_bytes", "link_bytes", "overlapped", "exposed_link_bytes")
 
     def traffic(t: Traffic) -> Traffic:
-        then = before.get((t.kind, t.devices), nothing)
-        return dataclasses.replace(t, **{name: max(0, round(line(getattr(then, name), getattr(t, name)))) for name in counts})
+        then = before.get((t.kind, t.devices), Traffic(t.kind, t.devices, 0, 0, 0, 0, 0))
+        continued = {name: max(0, value) for name, value in numbers(then, t).items()}
+        return dataclasses.replace(t, **{**continued, "devices": t.devices})
 
+    spent = {"compile_s": shallow.compile_s + deep.compile_s, "host_bytes": max(shallow.host_bytes, deep.host_bytes)}
     return dataclasses.replace(
         deep,
-        **{name: whole(name) for name in integers},
-        **{name: line(getattr(shallow, name), getattr(deep, name)) for name in numbers},
-        kernels={name: round(line(shallow.kernels.get(name, 0), count)) for name, count in deep.kernels.items()},
+        **{**numbers(shallow, deep), **spent},
+        kernels={name: line(shallow.kernels.get(name, 0), count) for name, count in deep.kernels.items()},
         slowest=(),
         traffic=tuple(traffic(t) for t in deep.traffic),
-        compile_s=shallow.compile_s + deep.compile_s,
-        host_bytes=max(shallow.host_bytes, deep.host_bytes),
     )

@@ -12,6 +12,7 @@ from typing import Any
 
 from gemma_ray.artifacts import read_json
 from gemma_ray.errors import ModelError, ResourceError
+from gemma_ray.models.config import DTYPE_BYTES
 from gemma_ray.serving.config import ServeConfig
 from gemma_ray.serving.deployment import ServedModel, engine_arguments
 
@@ -20,7 +21,6 @@ ENGINE_PROCESS_BYTES = 1_700_000_000
 (measured).
 """
 
-_DTYPE_BYTES = {"float32": 4, "float": 4, "bfloat16": 2, "float16": 2, "half": 2}
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model")
 
 
@@ -128,6 +128,6 @@ def _weights_bytes(folder: Path, dtype: str) -> int:
     config: dict[str, Any] = read_json(folder / "config.json")
     text = config.get("text_config") or config
     stored = str(text.get("dtype") or text.get("torch_dtype") or config.get("dtype") or config.get("torch_dtype"))
-    if dtype in _DTYPE_BYTES and stored in _DTYPE_BYTES:
-        return on_disk * _DTYPE_BYTES[dtype] // _DTYPE_BYTES[stored]
+    if dtype in DTYPE_BYTES and stored in DTYPE_BYTES:
+        return on_disk * DTYPE_BYTES[dtype] // DTYPE_BYTES[stored]
     return on_disk
