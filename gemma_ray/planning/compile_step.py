@@ -59,8 +59,8 @@ def abstract_step(job: CompileJob, mesh: Any) -> tuple[Any, dict[str, Any], dict
     settings = TrainConfig(clip_norm=1.0 if job.clip else None)
     abstract = abstract_model(job.text, mesh, job.dtype, lora)
     model: Any = abstract.filled({**abstract.adapter_leaves, **abstract.base_leaves})
-    platform = mesh.devices.flat[0].platform
-    model.run_with(job.remat, pick_kernel(job.attention, platform, job.length, job.text), job.splash_block)
+    device = mesh.devices.flat[0]
+    model.run_with(job.remat, pick_kernel(job.attention, device.platform, job.length, job.text), job.splash_block)
     with quick_tracing():
         trained = nnx.LoRAParam if lora else nnx.Param
         optimizer = nnx.eval_shape(lambda m: nnx.Optimizer(m, build_optimizer(settings), wrt=trained), model)
@@ -85,7 +85,7 @@ def abstract_step(job: CompileJob, mesh: Any) -> tuple[Any, dict[str, Any], dict
         "trained_parameters": sum(leaf.size for leaf in (adapter if lora else base)),
     }
     with quick_tracing():
-        return Step(model, optimizer, job.micro_batches, platform), batch, sizes
+        return Step(model, optimizer, job.micro_batches, device.device_kind), batch, sizes
 
 
 if __name__ == "__main__":

@@ -126,7 +126,7 @@ class Trainer(PeftTrainer):
         del skip_jit, cache_nnx_graph
         if self._step is None:
             self._shard_optimizer(self.mesh)
-            self._step = Step(self.model, self.optimizer, self.job.train.micro_batches, self.mesh.devices.flat[0].platform)
+            self._step = Step(self.model, self.optimizer, self.job.train.micro_batches, self.mesh.devices.flat[0].device_kind)
         return partial(self._step), None
 
     def custom_checkpoint_metadata(self) -> dict[str, Any]:

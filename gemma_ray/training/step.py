@@ -27,16 +27,16 @@ Outcome = tuple[jax.Array, dict[str, jax.Array], jax.Array]
 class Step:
     """The compiled step of a model and its optimizer."""
 
-    def __init__(self, model: nnx.Module, optimizer: nnx.Optimizer, micro_batches: int = 1, platform: str = "cpu"):
+    def __init__(self, model: nnx.Module, optimizer: nnx.Optimizer, micro_batches: int = 1, device_kind: str = "cpu"):
         """`micro_batches` splits a batch into as many parts that go one after another, with the same result and less memory.
 
-        `platform` is that of the mesh's devices, for XLA's options.
+        `device_kind` is JAX's name of the mesh's devices, for XLA's options.
         """
         self.whole, self.micro_batches = (model, optimizer), micro_batches
         self.changes = nnx.Any(optimizer.wrt, nnx.OptState)
         self.graph, changing, self.frozen = nnx.split(self.whole, self.changes, ...)
         shardings = (jax.tree.map(lambda leaf: leaf.sharding, changing), None)
-        self.jitted_fn = jax.jit(self._run, donate_argnums=0, out_shardings=shardings, compiler_options=xla_options(platform))
+        self.jitted_fn = jax.jit(self._run, donate_argnums=0, out_shardings=shardings, compiler_options=xla_options(device_kind))
 
     def __call__(self, batch: Batch) -> Outcome:
         """Update model and optimizer on one global batch."""

@@ -96,7 +96,7 @@ def test_a_sweep_without_a_tpu_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_sweep_stops_when_its_time_is_over_and_says_what_is_left(tmp_path: Path, plan_cache: Path) -> None:
-    overrides = [f"run.dir={tmp_path / 'run'}", f"run.cache_dir={plan_cache}", "plan.sweep_limit_s=0.001"]
+    overrides = [f"run.dir={tmp_path / 'run'}", f"run.cache_dir={plan_cache}", "plan.sweep_limit_s=1e-9"]
     found = stage.sweep(load_recipe("quickstart-cpu", overrides), Progress())
     assert len(found.tried) == 1
     assert found.tried[0].plan is not None
