@@ -49,13 +49,13 @@ def _train_lines(t: TrainPlan) -> list[str]:
             f"links {c['link_bytes'] / GIB:.1f} GiB, {c['overlapped']} beside computation"
         )
     lines.append(
-        f"  no step is faster than compute {t.compute_floor_s:.3f} s, memory {t.memory_floor_s:.3f} s, links {t.interconnect_floor_s:.3f} s"
+        f"  rooflines             compute {t.compute_floor_s:.3f} s, memory {t.memory_floor_s:.3f} s, links {t.interconnect_floor_s:.3f} s"
     )
     if t.xla_s is not None and t.xla_tokens_per_s is not None:
         lines.append(f"  XLA's ideal estimate  {t.xla_s:.3f} s a step, {t.xla_tokens_per_s:,.0f} tokens/s (no attention, no waiting)")
     lines += [
-        f"  predicted step        {t.predicted_step_s:.3f} s = {t.cycles_s:.3f} by XLA's cycles + {t.attention_s:.3f} attention "
-        f"+ {t.waiting_s:.3f} waiting for links",
+        f"  predicted step        {t.predicted_step_s:.3f} s, no less than a roofline: {t.cycles_s:.3f} by XLA's cycles + "
+        f"{t.attention_s:.3f} attention + {t.waiting_s:.3f} waiting for links",
         f"  predicted             {t.predicted_tokens_per_s:,.0f} tokens/s; {t.steps} steps in {t.predicted_hours:.2f} h, {money}",
         f"  compiled in {t.compile_s:.0f} s with {t.compile_host_bytes / GIB:.1f} GiB",
     ]

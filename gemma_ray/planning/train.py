@@ -2,10 +2,11 @@
 
 device bytes                base + adapter + optimizer + batch + temporaries        against HBM
 compute floor               FLOPs / peak                                            ┐
-memory floor                bytes moved / HBM bandwidth                             ├ rooflines: no step is faster
+memory floor                bytes moved / HBM bandwidth                             ├ rooflines (bytes in vector memory count)
 interconnect floor          bytes on the links / link bandwidth                     ┘
 XLA's estimate              Σ over operations of the larger of compute and memory   an ideal schedule, without attention kernels
-predicted step              Σ cycles / clock + attention + collectives waited for   what hours and cost follow from
+predicted step              Σ cycles / clock + attention + collectives waited for,  what hours and cost follow from
+                            and no less than any roofline
 """
 
 from __future__ import annotations
@@ -102,7 +103,12 @@ def plan_training(job: CompileJob, found: Compiled, chip: Chip, steps: int, usd_
     waiting_s = sum(t.exposed_link_bytes for t in found.traffic) / chip.interconnect_bandwidth
     flops = found.flops + found.loop_flops
     xla_s = found.optimal_s + found.loop_cycles / clock if found.optimal_s > 0 else None
-    step_s = cycles_s + attention_s + waiting_s
+    rooflines = {
+        "compute_floor_s": (flops + attention) / chip.bf16_flops,
+        "memory_floor_s": found.bytes_accessed / chip.hbm_bandwidth,
+        "interconnect_floor_s": link_bytes / chip.interconnect_bandwidth,
+    }
+    step_s = max(cycles_s + attention_s + waiting_s, *rooflines.values())
     hours = steps * step_s / 3600
     return TrainPlan(
         tokens_per_step=job.tokens,
@@ -117,9 +123,7 @@ def plan_training(job: CompileJob, found: Compiled, chip: Chip, steps: int, usd_
         bytes_moved=found.bytes_accessed,
         collectives=tuple(dataclasses.asdict(t) for t in found.traffic),
         collective_bytes=link_bytes,
-        compute_floor_s=(flops + attention) / chip.bf16_flops,
-        memory_floor_s=found.bytes_accessed / chip.hbm_bandwidth,
-        interconnect_floor_s=link_bytes / chip.interconnect_bandwidth,
+        **rooflines,
         xla_s=xla_s,
         cycles_s=cycles_s,
         attention_s=attention_s,

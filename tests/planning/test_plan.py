@@ -81,6 +81,11 @@ def test_the_arithmetic_of_a_plan_by_hand() -> None:
     assert plan.predicted_cost_usd == pytest.approx(1000 * step / 3600 * 16.80)
 
 
+def test_a_prediction_is_no_faster_than_a_roofline() -> None:
+    moved = dataclasses.replace(FOUND, bytes_accessed=2.765e13)
+    assert plan_training(JOB, moved, chip("v5p"), 1, None, 0.5).predicted_step_s == pytest.approx(10.0)
+
+
 def test_what_exceeds_ninety_percent_does_not_fit() -> None:
     assert not plan_training(JOB, dataclasses.replace(FOUND, temporary_bytes=68 * GIB), chip("v5p"), 1, None, 0.5).fits
     assert not plan_training(JOB, dataclasses.replace(FOUND, peak_bytes=86 * GIB), chip("v5p"), 1, None, 0.5).fits
