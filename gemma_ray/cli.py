@@ -127,13 +127,14 @@ def plan(
 ) -> None:
     """Before paying: compile the training step for the recipe's TPU without one; memory, speed, hours and cost, into RUN/plan.json."""
     with _reported(debug):
-        from gemma_ray.planning.page import plan_text, sweep_text
+        from gemma_ray.planning.page import page_text
         from workloads import plan as stage
         from workloads.progress import Progress
 
         loaded = _load(recipe, overrides)
         found = stage.sweep(loaded, Progress()) if sweep else stage.run(loaded, Progress())
-        _show(as_json, found.to_json(), plan_text(found) if isinstance(found, stage.Plan) else sweep_text(found))
+        _show(as_json, found.to_json(), page_text(found))
+        stage.check(found)
 
 
 @app.command()

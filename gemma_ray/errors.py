@@ -23,6 +23,10 @@ class RecipeError(InputError):
     """A recipe, or a `--set` override, is wrong."""
 
 
+class CompileError(RecipeError):
+    """A step does not compile for the recipe's hardware; the message says why and what would help."""
+
+
 class DataError(InputError):
     """Training data is missing, empty or malformed."""
 

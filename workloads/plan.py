@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gemma_ray.artifacts import write_json
-from gemma_ray.errors import ModelError, RecipeError
+from gemma_ray.errors import CompileError, ModelError, RecipeError
 from gemma_ray.models.gemma4 import official_name, read_text_config, text_config
 from gemma_ray.planning.hardware import chip
 from gemma_ray.planning.plan import Hardware, Plan, hourly_price, make_plan, training_job, why_not_compiled
@@ -24,7 +24,7 @@ from workloads.stage import BUILT_IN, run_paths, slice_of, timed
 
 
 def run(recipe: Recipe, progress: Progress) -> Plan:
-    """Write RUN/plan.json and return the plan. Raises RecipeError when the mesh does not fit or the step does not compile."""
+    """Write RUN/plan.json and return the plan. Raises RecipeError when the mesh does not fit."""
     name, text, hardware = _planned(recipe)
     with timed(recipe, "plan", progress):
         plan = make_plan(
@@ -64,6 +64,12 @@ def sweep(recipe: Recipe, progress: Progress) -> Sweep:
         found = run_sweep(job, pod_type, row, recipe.train.steps, price, efficiency, limit, cache, progress.note)
         write_json(run_paths(recipe).root / "sweep.json", found.to_json())
     return found
+
+
+def check(found: Plan | Sweep) -> None:
+    """Raise CompileError when a plan's training step does not compile; for after the rest of the plan was shown."""
+    if isinstance(found, Plan) and found.refused:
+        raise CompileError(str(found.why_not))
 
 
 def _planned(recipe: Recipe) -> tuple[str, dict[str, Any], Hardware]:
@@ -128,4 +134,4 @@ def planned_model(source: str) -> tuple[str, dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    main(run)
+    main(lambda recipe, progress: check(run(recipe, progress)))

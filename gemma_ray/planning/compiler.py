@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from gemma_ray.artifacts import alone, file_sha256, fingerprint, read_json, write_json
-from gemma_ray.errors import RecipeError, StageError
+from gemma_ray.errors import CompileError, StageError
 from gemma_ray.planning.environment import compile_environment, plan_python
 from gemma_ray.planning.explain import explain
 from gemma_ray.planning.job import Compiled, CompiledForward, CompileJob, ForwardJob
@@ -33,7 +33,7 @@ R = TypeVar("R", Compiled, CompiledForward)
 def compiled(job: CompileJob, pod_type: str, cache: Path, progress: Callable[[str], None]) -> Compiled:
     """What XLA:TPU says of a training step; from the cache when it was compiled before.
 
-    `pod_type` is the slice's type, such as v5p-8. Raises RecipeError with an explanation when the step does not compile for that slice,
+    `pod_type` is the slice's type, such as v5p-8. Raises CompileError with an explanation when the step does not compile for that slice,
     StageError for a failure of an unknown kind, and ToolError when the environment cannot be built.
     """
     return _kept(job, Compiled, pod_type, cache, progress)
@@ -74,7 +74,7 @@ def _run(python: Path, job: CompileJob | ForwardJob, pod_type: str, progress: Ca
             return read_json(made)
     reason = explain(said)
     if reason is not None:
-        raise RecipeError(f"the step does not compile for {job.accelerator} {job.topology}: {reason}")
+        raise CompileError(f"the step does not compile for {job.accelerator} {job.topology}: {reason}")
     last = [line for line in said.splitlines() if line.strip()][-1:] or ["it said nothing"]
     raise StageError(f"compiling for {job.accelerator} {job.topology} ended with exit code {process.returncode}: {last[0][:300]}")
 

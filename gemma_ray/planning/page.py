@@ -1,4 +1,4 @@
-"""A plan as text for people."""
+"""A plan, or a sweep of plans, as text for people."""
 
 from __future__ import annotations
 
@@ -7,6 +7,11 @@ from gemma_ray.planning.plan import Plan
 from gemma_ray.planning.replica import ReplicaPlan
 from gemma_ray.planning.sweep import Sweep, fastest
 from gemma_ray.planning.train import HEADROOM, TrainPlan
+
+
+def page_text(found: Plan | Sweep) -> str:
+    """What was found, headed as a prediction."""
+    return plan_text(found) if isinstance(found, Plan) else sweep_text(found)
 
 
 def plan_text(plan: Plan) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gemma_ray.artifacts import read_json
-from gemma_ray.errors import ModelError, RecipeError
+from gemma_ray.errors import CompileError, ModelError, RecipeError
 from gemma_ray.models.gemma4 import text_config
 from gemma_ray.planning.hardware import CHIPS, chip
 from gemma_ray.planning.job import Compiled, CompileJob, Traffic
@@ -145,6 +145,19 @@ def test_what_cannot_be_planned_is_refused_before_compiling(tmp_path: Path, over
     with pytest.raises(error, match=message):
         stage.run(recipe(tmp_path, "gemma4-31b-v5p8", *overrides), Progress())
     assert not (tmp_path / "run" / "plan.json").exists()
+
+
+def test_a_step_that_does_not_compile_is_part_of_the_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def compiled(*_: Any) -> Compiled:
+        raise CompileError("the step does not compile for v5p 2x2x1: A chip would need 57.1 GiB")
+
+    monkeypatch.setattr("gemma_ray.planning.plan.compiled", compiled)
+    plan = stage.run(recipe(tmp_path, "gemma4-31b-v5p8", "serve.accelerator=cpu"), Progress())
+    kept = read_json(tmp_path / "run" / "plan.json")
+    assert (kept["fits"], kept["compiled"]) == (False, False)
+    assert "A chip would need 57.1 GiB" in plan_text(plan)
+    with pytest.raises(CompileError, match=r"57\.1 GiB"):
+        stage.check(plan)
 
 
 @pytest.mark.slow
