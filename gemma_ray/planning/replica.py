@@ -113,7 +113,7 @@ def plan_replica(
         return plan
     longest = max(fitting, key=lambda c: c.context)
     phases = []
-    for name, job in _jobs(text, replica, longest, step_tokens, bench.output_tokens).items():
+    for name, job in _jobs(text, replica, longest, min(step_tokens, *bench.contexts), bench.output_tokens).items():
         progress(f"   the {name} step: {job.batch} x {job.tokens} tokens")
         found = compiled_forward(job, str(replica.pod_type), cache, progress)
         seconds = found.cycles / row.clock_hz if row.clock_hz else None
@@ -129,9 +129,8 @@ def _why_not(text: dict[str, Any], replica: Replica, fitting: list[ContextPlan])
     return None if fitting else "nothing was compiled: not one sequence fits"
 
 
-def _jobs(text: dict[str, Any], replica: Replica, longest: ContextPlan, step_tokens: int, output: int) -> dict[str, ForwardJob]:
-    """A chunk of one prompt, and a token for each of as many of the longest sequences as fit."""
-    chunk = min(step_tokens, longest.context)
+def _jobs(text: dict[str, Any], replica: Replica, longest: ContextPlan, chunk: int, output: int) -> dict[str, ForwardJob]:
+    """A shortest prompt, or its first chunk, and a token for each of as many of the longest sequences as fit."""
     batch = longest.full.batch if longest.full else 1
     place = (text, replica.accelerator, str(replica.topology))
     return {
