@@ -1,7 +1,7 @@
 """Compiles a prefill or decode step for a TPU that is not there: `python -m gemma_ray.planning.compile_forward JOB.json RESULT.json`.
 
 Evidence for a serving plan, not the server's own program: Tunix's Gemma 4 with its key-value cache, plain attention and its own sharding
-over tp. vLLM-TPU has paged attention kernels instead. As in vLLM, heads that are fewer than tp are replicated.
+over tp. vLLM-TPU has paged attention kernels instead. As in vLLM, KV heads that are fewer than tp are repeated until each device has one.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ def compile_forward(job: ForwardJob) -> CompiledForward:
 
     mesh = tpu_mesh(job.accelerator, job.topology, 1, job.chips)
     sharding = tunix_model.ShardingConfig.get_default_sharding(is_sampling=True)
-    config = dataclasses.replace(tunix_config(job.text, "bfloat16"), use_sliding_window_kv_cache=True, shd_config=sharding)
+    text = with_repeated_heads(job.text, job.chips)
+    config = dataclasses.replace(tunix_config(text, "bfloat16"), use_sliding_window_kv_cache=True, shd_config=sharding)
 
     def place(shape: tuple[int, ...], axes: Any) -> NamedSharding:
         """Over the axes that divide the shape; replicated over others."""
@@ -53,7 +54,7 @@ def compile_forward(job: ForwardJob) -> CompiledForward:
         graph, state = nnx.split(nnx.eval_shape(lambda: tunix_model.Gemma4(config, rngs=nnx.Rngs(params=0))))
         weights = nnx.from_flat_state([(path, parameter(v)) for path, v in nnx.to_flat_state(state)])
         cache = {}
-        for i, layer in enumerate(layers(job.text)):
+        for i, layer in enumerate(layers(text)):
             if layer.makes_kv:
                 kept = job.context if layer.is_global else min(job.context, job.text["sliding_window"])
                 held = laid_out((job.batch, kept, layer.kv_heads, layer.head_dim), jnp.bfloat16, ("fsdp", None, "tp", None))
@@ -74,6 +75,12 @@ def compile_forward(job: ForwardJob) -> CompiledForward:
         collectives=sum(c.count for c in traffic),
         link_bytes=sum(c.link_bytes for c in traffic),
     )
+
+
+def with_repeated_heads(text: dict[str, Any], tp: int) -> dict[str, Any]:
+    """The model with KV heads enough that each device has one, as vLLM repeats them; what they compute is the same."""
+    counts = {name: text.get(name) for name in ("num_key_value_heads", "num_global_key_value_heads")}
+    return {**text, **{name: max(count, tp) for name, count in counts.items() if count}}
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gemma_ray.benchmarking.config import BenchConfig
+from gemma_ray.errors import CompileError
 from gemma_ray.planning.compiler import compiled_forward
 from gemma_ray.planning.config import PlanConfig
 from gemma_ray.planning.hardware import chip
@@ -57,7 +58,9 @@ class ReplicaPlan:
     cache: str
     by_cache: dict[str, ServePlan]
     compiled: tuple[CompiledPhase, ...]
+    """Evidence beside the arithmetic, not the server's own program."""
     why_not_compiled: str | None
+    """Why nothing was compiled, or a step of the two is missing."""
 
     def to_json(self) -> dict[str, Any]:
         """As JSON, named as a prediction."""
@@ -84,7 +87,7 @@ def plan_replica(
     """The plan of a replica for the prompts and answers of the `bench` section. `text` is config.json's text part, `engine` the recipe's
     engine arguments.
 
-    Raises RecipeError when the devices do not divide the model's heads, or a step does not compile.
+    A step that does not compile is part of the answer. Raises RecipeError when the devices do not divide the model's heads.
     """
     row = chip(replica.accelerator, config.hardware)
     step_tokens, sequences = STEP_LIMITS.get(replica.accelerator, OTHER_LIMITS)
@@ -112,13 +115,17 @@ def plan_replica(
     if plan.why_not_compiled is not None:
         return plan
     longest = max(fitting, key=lambda c: c.context)
-    phases = []
+    phases, refused = [], []
     for name, job in _jobs(text, replica, longest, min(step_tokens, *bench.contexts), bench.output_tokens).items():
         progress(f"   the {name} step: {job.batch} x {job.tokens} tokens")
-        found = compiled_forward(job, str(replica.pod_type), cache, progress)
+        try:
+            found = compiled_forward(job, str(replica.pod_type), cache, progress)
+        except CompileError as e:
+            refused.append(f"{name}: {e}")
+            continue
         seconds = found.cycles / row.clock_hz if row.clock_hz else None
         phases.append(CompiledPhase(name, job.batch, job.tokens, job.context, found, seconds))
-    return dataclasses.replace(plan, compiled=tuple(phases))
+    return dataclasses.replace(plan, compiled=tuple(phases), why_not_compiled="; ".join(refused) or None)
 
 
 def _why_not(text: dict[str, Any], replica: Replica, fitting: list[ContextPlan]) -> str | None:

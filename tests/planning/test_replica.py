@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gemma_ray.benchmarking.config import BenchConfig
-from gemma_ray.errors import RecipeError
+from gemma_ray.errors import CompileError, RecipeError
 from gemma_ray.models.gemma4 import text_config
 from gemma_ray.planning.config import PlanConfig
 from gemma_ray.planning.page import serve_text
@@ -106,3 +106,14 @@ def test_a_prefill_and_a_decode_step_are_compiled_for_a_tpu(plan_cache: Path) ->
     assert decode.cycles_s is not None
     assert decode.cycles_s > 0
     assert "compiled decode: 8 x 1 tokens" in serve_text(plan)
+
+
+def test_a_serving_step_that_does_not_compile_is_part_of_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    def compiled_forward(*_: Any) -> Any:
+        raise CompileError("the step does not compile for v6e 2x4: A chip would need 86.9 GiB")
+
+    monkeypatch.setattr("gemma_ray.planning.replica.compiled_forward", compiled_forward)
+    plan = planned(Replica("v6e", 8, "2x4", "v6e-8"))
+    assert plan.compiled == ()
+    assert "prefill: the step does not compile" in plan.why_not_compiled
+    assert "decode: the step does not compile" in serve_text(plan)
