@@ -27,6 +27,7 @@ def run(recipe: Recipe, progress: Progress) -> Plan:
     """Write RUN/plan.json and return the plan. Raises RecipeError when the mesh does not fit."""
     name, text, hardware = _planned(recipe)
     with timed(recipe, "plan", progress):
+        (run_paths(recipe).root / "plan.json").unlink(missing_ok=True)  # may be of another recipe
         plan = make_plan(
             name,
             text,

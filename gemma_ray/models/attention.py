@@ -109,15 +109,14 @@ def pick_kernel(wanted: str, platform: str, length: int, text: dict[str, Any]) -
 
 
 def block_size(length: int, dim: int, wanted: int | None = None) -> int:
-    """Splash's block for rows of `length` and a head dimension: the wanted one or the table's, halved until it divides the length.
+    """Splash's block for rows of `length` and a head dimension: the wanted one or the table's, or the next smaller that divides the length.
 
     Raises ModelError when no block of 128 positions or more does.
     """
     from gemma_ray.errors import ModelError
 
     side = wanted or SPLASH_BLOCKS.get(dim, max(SPLASH_BLOCKS.values()))
-    while length % side and side > SMALLEST_BLOCK:
-        side //= 2
-    if length % side:
+    fitting = [n for n in range(SMALLEST_BLOCK, side + 1, SMALLEST_BLOCK) if length % n == 0]
+    if not fitting:
         raise ModelError(f"rows of {length} tokens: splash attention wants a multiple of {SMALLEST_BLOCK}. Change data.max_seq_len")
-    return min(side, length)
+    return fitting[-1]

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from gemma_ray.errors import GemmaRayError
 from gemma_ray.planning.job import Compiled, CompiledForward, CompileJob, ForwardJob
 
 
@@ -17,7 +18,11 @@ def serve_job(kind: type[CompileJob] | type[ForwardJob], work: Callable[[Any], C
     """`python -m MODULE JOB.json RESULT.json`, its standard input a pipe that the parent holds."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
     job = kind.from_json(json.loads(Path(sys.argv[1]).read_text()))
-    Path(sys.argv[2]).write_text(json.dumps(work(job).to_json()))
+    try:
+        made = work(job).to_json()
+    except GemmaRayError as e:
+        made = {"refused": str(e)}
+    Path(sys.argv[2]).write_text(json.dumps(made))
 
 
 def _end_with_parent() -> None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import signal
 import subprocess
 import tempfile
 import time
@@ -17,8 +19,10 @@ from functools import cache as once
 from pathlib import Path
 from typing import Any, TypeVar
 
+from pydantic import TypeAdapter
+
 from gemma_ray.artifacts import alone, file_sha256, fingerprint, read_json, write_json
-from gemma_ray.errors import CompileError, StageError
+from gemma_ray.errors import CompileError, StageError, ToolError
 from gemma_ray.planning.environment import compile_environment, plan_python
 from gemma_ray.planning.explain import explain
 from gemma_ray.planning.job import Compiled, CompiledForward, CompileJob, ForwardJob
@@ -28,6 +32,8 @@ READERS = ("ahead", "child", "compile_step", "compile_forward", "hlo", "hlo_text
 SOURCES = ("models", "training", *(f"planning/{name}.py" for name in READERS), "section.py", "errors.py")
 PROGRESS_INTERVAL_S = 20.0
 R = TypeVar("R", Compiled, CompiledForward)
+
+_running: set[subprocess.Popen[bytes]] = set()
 
 
 def compiled(job: CompileJob, pod_type: str, cache: Path, progress: Callable[[str], None]) -> Compiled:
@@ -47,13 +53,31 @@ def compiled_forward(job: ForwardJob, pod_type: str, cache: Path, progress: Call
 def _kept(job: CompileJob | ForwardJob, result: type[R], pod_type: str, cache: Path, progress: Callable[[str], None]) -> R:
     kept = cache / "plans" / f"{fingerprint([job.MODULE, job.to_json(), source_fingerprint()])}.json"
     with alone(kept.with_suffix(".lock"), wait=True):
-        try:
-            return result.from_json(read_json(kept))
-        except (OSError, ValueError, TypeError, KeyError):  # not there, damaged, or of an older version
-            pass
-        found = result.from_json(_run(plan_python(cache, progress), job, pod_type, progress))
-        write_json(kept, found.to_json())
-        return found
+        document = _read(kept, result)
+        if document is None:
+            document = _run(plan_python(cache, progress), job, pod_type, progress)
+            write_json(kept, document)
+    if "refused" in document:
+        raise CompileError(f"the step does not compile for {job.accelerator} {job.topology}: {document['refused']}")
+    return result.from_json(document)
+
+
+def _read(kept: Path, result: type[Any]) -> dict[str, Any] | None:
+    """What was found before; None when it is not there, damaged, or of an older version."""
+    try:
+        document = read_json(kept)
+        json.dumps(document, allow_nan=False)
+        if not isinstance(document.get("refused"), str):
+            TypeAdapter(result).validate_python(document)
+    except (OSError, ValueError, TypeError, AttributeError):
+        return None
+    return document
+
+
+def stop_compilers() -> None:
+    """End every compilation of this process, for one that is interrupted while its threads wait for some."""
+    for process in list(_running):
+        process.kill()
 
 
 def _run(python: Path, job: CompileJob | ForwardJob, pod_type: str, progress: Callable[[str], None]) -> dict[str, Any]:
@@ -64,19 +88,28 @@ def _run(python: Path, job: CompileJob | ForwardJob, pod_type: str, progress: Ca
         with log.open("w") as output:
             command = [str(python), "-m", job.MODULE, str(given), str(made)]
             process = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=output, stderr=output)
+            _running.add(process)
             try:
                 _wait(process, progress)
             finally:
                 process.kill()
                 process.wait()
+                _running.discard(process)
         said = log.read_text(errors="replace")
-        if process.returncode == 0:
+        if process.returncode == 0 and made.exists():
             return read_json(made)
     reason = explain(said)
+    if reason is not None and reason.kind == "no-libtpu":
+        raise ToolError(str(reason))
     if reason is not None:
-        raise CompileError(f"the step does not compile for {job.accelerator} {job.topology}: {reason}")
-    last = [line for line in said.splitlines() if line.strip()][-1:] or ["it said nothing"]
-    raise StageError(f"compiling for {job.accelerator} {job.topology} ended with exit code {process.returncode}: {last[0][:300]}")
+        return {"refused": str(reason)}
+    what = f"compiling for {job.accelerator} {job.topology}"
+    if process.returncode < 0:
+        want = ", most likely for want of memory; a 31B takes up to 12 GB" if process.returncode == -signal.SIGKILL else ""
+        raise StageError(f"{what} was ended by {signal.Signals(-process.returncode).name}{want}. Run again")
+    lines = [line for line in said.splitlines() if line.strip()]
+    errors = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b", line)]
+    raise StageError(f"{what} ended with exit code {process.returncode}: {([*lines[-1:], *errors] or ['it said nothing'])[-1][:300]}")
 
 
 def _wait(process: subprocess.Popen[bytes], progress: Callable[[str], None]) -> None:

@@ -50,6 +50,8 @@ PLAN_ENVIRONMENT: dict[str, str] = {
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
     # libtpu complains on stderr when it cannot find out which hosts make up the slice.
     "TPU_WORKER_HOSTNAMES": "localhost",
+    # An error's own message is the last line, without JAX's note on tracebacks after it.
+    "JAX_TRACEBACK_FILTERING": "off",
 }
 """Environment variables of a process that compiles for a TPU that is not there."""
 
@@ -176,6 +178,8 @@ def _last_words(lines: list[str]) -> str:
     """What pip or Python says is wrong: its last three errors, or its last three lines."""
     said = [line.strip() for line in lines if line.strip() and not line.startswith(("[notice]", "WARNING: Retrying"))]
     errors = [line for line in said if re.match(r"ERROR:|\w*(Error|Exception)\b", line)]
+    if any(line.startswith("WARNING: Retrying") for line in lines):
+        errors.append("the package index cannot be reached, or not always")
     return " / ".join((errors or said)[-3:])[:600] or "it said nothing"
 
 
@@ -183,13 +187,16 @@ def _checked(python: Path) -> Path:
     """A user's own interpreter, when it can compile."""
     try:
         attempt = subprocess.run(
-            [python, "-c", f"import {', '.join(MODULES)}"], capture_output=True, text=True, env={**os.environ, **PLAN_ENVIRONMENT}
+            [python, "-c", f"import {', '.join(MODULES)}; print('ready')"],
+            capture_output=True,
+            text=True,
+            env={**os.environ, **PLAN_ENVIRONMENT},
         )
     except OSError as error:
         raise ToolError(f"{VARIABLE}={python} does not run: {error}; name the python of an environment with jax[tpu]") from error
-    if attempt.returncode:
+    if attempt.returncode or attempt.stdout.split()[-1:] != ["ready"]:
         said = _last_words(attempt.stderr.splitlines())
-        raise ToolError(f"{VARIABLE}={python} cannot compile for a TPU: {said}; it needs {', '.join(plan_requirements())}")
+        raise ToolError(f"{VARIABLE}={python} cannot compile for a TPU: {said}; it needs {', '.join(plan_requirements())}; or unset it")
     return python
 
 

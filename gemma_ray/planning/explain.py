@@ -11,8 +11,8 @@ LARGEST_SHOWN = 3
 SMALLEST_BLOCK = 128
 """A splash block is a multiple of the lanes of a TPU vector register."""
 
-_MIB_PER = {"": 2**-20, "K": 2**-10, "M": 1.0, "G": 2.0**10, "T": 2.0**20}
-_SIZE = r"([\d.]+)([KMGT]?)(?:i?B)?"
+_MIB_PER = {"": 2**-20, "K": 2**-10, "M": 1.0, "G": 2.0**10, "T": 2.0**20, "P": 2.0**30, "E": 2.0**40}
+_SIZE = r"([\d.]+)([KMGTPE]?)(?:i?B)?"
 
 
 @dataclass(frozen=True)
@@ -100,8 +100,8 @@ def _hbm(message: str) -> Explanation | None:
         happened += f" Largest: {'; '.join(buffers[:LARGEST_SHOWN])}."
     logits = any(re.search(r"logits|vocab|btd,vd|btv", buffer) for buffer in buffers)
     helps = [
-        "more rematerialisation (training.remat)",
-        "fewer rows a step or more micro-batches",
+        "more rematerialisation (train.remat)",
+        "fewer rows a step (train.batch_size) or more train.micro_batches",
         "a shorter length",
         "a mesh of more chips",
     ]

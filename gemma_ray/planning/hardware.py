@@ -61,6 +61,10 @@ CHIPS: dict[str, Chip] = {
 # fmt: on
 
 
+LEAST, MOST = 1e-6, 1e18
+"""Of a figure that a recipe may give."""
+
+
 def chip(name: str, overrides: Mapping[str, float] | None = None) -> Chip:
     """A row of the table, with figures of the recipe's own in place of some.
 
@@ -74,12 +78,23 @@ def chip(name: str, overrides: Mapping[str, float] | None = None) -> Chip:
         if key not in figures:
             near = difflib.get_close_matches(key, figures, n=1)
             raise RecipeError(f"plan.hardware.{key}: a chip has no such figure.{_did_you_mean(near)} Known: {', '.join(figures)}")
-        if not value > 0:
-            raise RecipeError(f"plan.hardware.{key} = {value}: must be above 0")
+        if not LEAST <= value <= MOST:
+            raise RecipeError(f"plan.hardware.{key} = {value}: must be above 0, from {LEAST:g} to {MOST:g}")
     found = CHIPS[name]
     if not overrides:
         return found
-    return dataclasses.replace(found, **dict(overrides), source=f"{found.source}; {', '.join(overrides)} by the recipe")
+    price_source = "plan.hardware.usd_per_hour" if "usd_per_hour" in overrides else found.price_source
+    source = f"{found.source}; {', '.join(overrides)} by the recipe"
+    return dataclasses.replace(found, **dict(overrides), source=source, price_source=price_source)
+
+
+def why_not_described(accelerator: str, topology: str | None) -> str | None:
+    """Why XLA's compiler has no such devices to compile for; None when it has."""
+    if topology is None:
+        return f"nothing was compiled: {accelerator} is no TPU, and only TPUs can be compiled for without one"
+    if accelerator == "v4":
+        return "nothing was compiled: the compiler describes v4's two cores a chip as devices of their own, which JAX joins on the chip"
+    return None
 
 
 def _did_you_mean(near: list[str]) -> str:

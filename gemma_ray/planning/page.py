@@ -40,7 +40,11 @@ def plan_text(plan: Plan) -> str:
 def _train_lines(t: TrainPlan) -> list[str]:
     b = t.device_bytes
     share = b.total / t.hbm_bytes
-    verdict = "fits" if t.fits else f"DOES NOT FIT in {HEADROOM:.0%}: less remat kept, fewer rows, or train.micro_batches"
+    verdict = (
+        "fits"
+        if t.fits
+        else f"DOES NOT FIT in {HEADROOM:.0%}: a train.remat that keeps less, fewer rows (train.batch_size), or more train.micro_batches"
+    )
     money = "no price" if t.predicted_cost_usd is None else f"{t.predicted_cost_usd:,.2f} USD"
     lines = [
         f"  memory a device       {b.total / GIB:.1f} of {t.hbm_bytes / GIB:.1f} GiB ({share:.0%}): {verdict}",
@@ -121,7 +125,9 @@ def sweep_text(sweep: Sweep) -> str:
         memory = f"{t.plan.device_bytes.total / GIB:.1f}{'' if t.plan.fits else ' too much'}"
         lines.append(f" {'*' if t.best_for_its_memory else ' '} {key}{memory:>12}{xla:>15}{t.plan.predicted_tokens_per_s:>13,.0f}   {cost}")
     best = fastest(list(sweep.tried))
-    if best:
+    if best is None:
+        lines.append("no variant fits")
+    else:
         lines.append("fastest that fits: " + " ".join(f"--set {key}={value}" for key, value in best.overrides.items()))
     if sweep.left:
         lines.append(f"{sweep.left} variants were left when plan.sweep_limit_s was over; run again to go on, what is compiled is kept")

@@ -12,7 +12,7 @@ from gemma_ray.errors import CompileError
 from gemma_ray.models.config import DTYPE_BYTES
 from gemma_ray.planning.compiler import compiled
 from gemma_ray.planning.config import PlanConfig
-from gemma_ray.planning.hardware import Chip, chip
+from gemma_ray.planning.hardware import Chip, chip, why_not_described
 from gemma_ray.planning.job import CompileJob
 from gemma_ray.planning.replica import ReplicaPlan
 from gemma_ray.planning.sizes import (
@@ -179,8 +179,8 @@ def training_job(
 
 def why_not_compiled(text: dict[str, Any], hardware: Hardware) -> str | None:
     """Why the training step of a model cannot be compiled for some hardware; None when it can."""
-    if hardware.topology is None:
-        return f"nothing was compiled: {hardware.accelerator} is no TPU, and only TPUs can be compiled for without one"
+    if why := why_not_described(hardware.accelerator, hardware.topology):
+        return why
     if text.get("enable_moe_block"):
         return "nothing was compiled: the training step of a mixture of experts is not supported"
     return None

@@ -13,7 +13,7 @@ from gemma_ray.benchmarking.config import BenchConfig
 from gemma_ray.errors import CompileError
 from gemma_ray.planning.compiler import compiled_forward
 from gemma_ray.planning.config import PlanConfig
-from gemma_ray.planning.hardware import chip
+from gemma_ray.planning.hardware import chip, why_not_described
 from gemma_ray.planning.job import CompiledForward, ForwardJob
 from gemma_ray.planning.serving import ContextPlan, ServePlan, plan_serving
 
@@ -131,6 +131,8 @@ def plan_replica(
 def _why_not(text: dict[str, Any], replica: Replica, fitting: list[ContextPlan]) -> str | None:
     if replica.topology is None:
         return f"nothing was compiled: {replica.accelerator} is no TPU, or serve.topology is not given"
+    if why := why_not_described(replica.accelerator, replica.topology):
+        return why
     if text.get("enable_moe_block"):
         return "nothing was compiled: experts are not supported"
     return None if fitting else "nothing was compiled: not one sequence fits"

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from gemma_ray.errors import RecipeError, StageError
-from gemma_ray.planning.compiler import compiled
+from gemma_ray.planning.compiler import compiled, stop_compilers
 from gemma_ray.planning.hardware import Chip
 from gemma_ray.planning.job import Compiled, CompileJob, Traffic
 from gemma_ray.planning.train import TrainPlan, plan_training
@@ -160,7 +160,11 @@ def _compiled_by_depth(job: CompileJob, depths: tuple[int, int] | None, pod_type
         return compiled(dataclasses.replace(job, text=text), pod_type, cache, progress)
 
     with ThreadPoolExecutor(2) as pool:
-        shallow, deep = pool.map(at, depths)
+        try:
+            shallow, deep = pool.map(at, depths)
+        except BaseException:
+            stop_compilers()
+            raise
     return continued(shallow, deep, depths, job.text["num_hidden_layers"])
 
 

@@ -76,7 +76,7 @@ def test_hbm_found_short_early() -> None:
     found = explain((DATA / "hbm_early.txt").read_text())
     assert found is not None and found.kind == "hbm"
     assert found.happened == "A chip would need at least 171.5 GiB of HBM and has 95.7 GiB."
-    assert "remat" in found.helps and "micro-batches" in found.helps and "mesh" in found.helps
+    assert "train.remat" in found.helps and "train.micro_batches" in found.helps and "mesh" in found.helps
 
 
 def test_hbm_with_its_largest_buffers() -> None:

@@ -115,12 +115,22 @@ def test_figures_are_overridden_by_name() -> None:
         chip("v5p", {"hbm_bandwith": 1.0})
     with pytest.raises(RecipeError, match="must be above 0"):
         chip("v5p", {"bf16_flops": 0.0})
+    for silly in (float("inf"), 1e-300):
+        with pytest.raises(RecipeError, match=r"plan\.hardware\.clock_hz = .*: must be above 0, from"):
+            chip("v5p", {"clock_hz": silly})
+    assert chip("v5p", {"usd_per_hour": 2.0}).price_source == "plan.hardware.usd_per_hour"
     with pytest.raises(RecipeError, match=r"no figures for accelerator 'v5pp'. Did you mean 'v5p'"):
         chip("v5pp")
 
 
 def recipe(tmp_path: Path, name: str, *overrides: str) -> Any:
     return load_recipe(name, [f"run.dir={tmp_path / 'run'}", *overrides])
+
+
+def test_v4_is_planned_without_compiling(tmp_path: Path) -> None:
+    plan = stage.run(recipe(tmp_path, "gemma4-31b-v5p8", "cluster.accelerator=v4"), Progress())
+    assert plan.train is None
+    assert "v4's two cores" in str(plan.why_not)
 
 
 def test_a_gpu_recipe_is_planned_without_compiling(tmp_path: Path) -> None:
