@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import subprocess
 import tempfile
@@ -19,16 +18,14 @@ from functools import cache as once
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pydantic import TypeAdapter
-
 from gemma_ray.artifacts import alone, file_sha256, fingerprint, read_json, write_json
 from gemma_ray.errors import CompileError, StageError, ToolError
-from gemma_ray.planning.environment import compile_environment, plan_python
+from gemma_ray.planning.environment import compile_environment, last_words, plan_python
 from gemma_ray.planning.explain import explain
 from gemma_ray.planning.job import Compiled, CompiledForward, CompileJob, ForwardJob
 
 PACKAGE = Path(__file__).resolve().parent.parent
-READERS = ("ahead", "child", "compile_step", "compile_forward", "hlo", "hlo_text", "job", "sizes")
+READERS = ("ahead", "child", "compile_step", "compile_forward", "explain", "hlo", "hlo_text", "job", "sizes")
 SOURCES = ("models", "training", *(f"planning/{name}.py" for name in READERS), "section.py", "errors.py")
 PROGRESS_INTERVAL_S = 20.0
 R = TypeVar("R", Compiled, CompiledForward)
@@ -62,13 +59,13 @@ def _kept(job: CompileJob | ForwardJob, result: type[R], pod_type: str, cache: P
     return result.from_json(document)
 
 
-def _read(kept: Path, result: type[Any]) -> dict[str, Any] | None:
+def _read(kept: Path, result: type[Compiled] | type[CompiledForward]) -> dict[str, Any] | None:
     """What was found before; None when it is not there, damaged, or of an older version."""
     try:
         document = read_json(kept)
         json.dumps(document, allow_nan=False)
         if not isinstance(document.get("refused"), str):
-            TypeAdapter(result).validate_python(document)
+            result.from_json(document)
     except (OSError, ValueError, TypeError, AttributeError):
         return None
     return document
@@ -107,9 +104,7 @@ def _run(python: Path, job: CompileJob | ForwardJob, pod_type: str, progress: Ca
     if process.returncode < 0:
         want = ", most likely for want of memory; a 31B takes up to 12 GB" if process.returncode == -signal.SIGKILL else ""
         raise StageError(f"{what} was ended by {signal.Signals(-process.returncode).name}{want}. Run again")
-    lines = [line for line in said.splitlines() if line.strip()]
-    errors = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b", line)]
-    raise StageError(f"{what} ended with exit code {process.returncode}: {([*lines[-1:], *errors] or ['it said nothing'])[-1][:300]}")
+    raise StageError(f"{what} ended with exit code {process.returncode}: {last_words(said.splitlines(), most=1)[:300]}")
 
 
 def _wait(process: subprocess.Popen[bytes], progress: Callable[[str], None]) -> None:

@@ -132,7 +132,7 @@ def _build(
             for what, command in (("python -m venv", make), ("pip install", install), ("the import check", attempt)):
                 code, lines = _logged([str(word) for word in command], out, lock, progress)
                 if code:
-                    raise ToolError(f"{what} failed: {_last_words(lines)}; the whole log is {log}; {REMEDY}")
+                    raise ToolError(f"{what} failed: {last_words(lines)}; the whole log is {log}; {REMEDY}")
         shutil.rmtree(target, ignore_errors=True)
         partial.rename(target)
     finally:
@@ -174,13 +174,13 @@ def _logged(command: list[str], log: TextIO, lock: int, progress: Callable[[str]
     return process.returncode, lines
 
 
-def _last_words(lines: list[str]) -> str:
-    """What pip or Python says is wrong: its last three errors, or its last three lines."""
+def last_words(lines: list[str], most: int = 3) -> str:
+    """What pip or Python says is wrong: its last `most` errors, or its last lines."""
     said = [line.strip() for line in lines if line.strip() and not line.startswith(("[notice]", "WARNING: Retrying"))]
-    errors = [line for line in said if re.match(r"ERROR:|\w*(Error|Exception)\b", line)]
+    errors = [line for line in said if re.match(r"ERROR:|[\w.]*(Error|Exception)\b", line)]
     if any(line.startswith("WARNING: Retrying") for line in lines):
         errors.append("the package index cannot be reached, or not always")
-    return " / ".join((errors or said)[-3:])[:600] or "it said nothing"
+    return " / ".join((errors or said)[-most:])[:600] or "it said nothing"
 
 
 def _checked(python: Path) -> Path:
@@ -195,7 +195,7 @@ def _checked(python: Path) -> Path:
     except OSError as error:
         raise ToolError(f"{VARIABLE}={python} does not run: {error}; name the python of an environment with jax[tpu]") from error
     if attempt.returncode or attempt.stdout.split()[-1:] != ["ready"]:
-        said = _last_words(attempt.stderr.splitlines())
+        said = last_words(attempt.stderr.splitlines())
         raise ToolError(f"{VARIABLE}={python} cannot compile for a TPU: {said}; it needs {', '.join(plan_requirements())}; or unset it")
     return python
 

@@ -11,6 +11,9 @@ LARGEST_SHOWN = 3
 SMALLEST_BLOCK = 128
 """A splash block is a multiple of the lanes of a TPU vector register."""
 
+LESS_MEMORY = "more rematerialisation (train.remat), fewer rows a step (train.batch_size) or more train.micro_batches"
+"""What makes a training step need less of a chip's memory."""
+
 _MIB_PER = {"": 2**-20, "K": 2**-10, "M": 1.0, "G": 2.0**10, "T": 2.0**20, "P": 2.0**30, "E": 2.0**40}
 _SIZE = r"([\d.]+)([KMGTPE]?)(?:i?B)?"
 
@@ -99,12 +102,7 @@ def _hbm(message: str) -> Explanation | None:
     if buffers := _largest_buffers(message):
         happened += f" Largest: {'; '.join(buffers[:LARGEST_SHOWN])}."
     logits = any(re.search(r"logits|vocab|btd,vd|btv", buffer) for buffer in buffers)
-    helps = [
-        "more rematerialisation (train.remat)",
-        "fewer rows a step (train.batch_size) or more train.micro_batches",
-        "a shorter length",
-        "a mesh of more chips",
-    ]
+    helps = [LESS_MEMORY, "a shorter length", "a mesh of more chips"]
     return Explanation("hbm", happened, f"What would help: {', '.join((['a smaller loss chunk'] if logits else []) + helps)}.")
 
 

@@ -11,6 +11,8 @@ import math
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
+from pydantic import TypeAdapter
+
 
 class Document:
     """A data class that goes from process to process and into the cache as JSON."""
@@ -21,8 +23,8 @@ class Document:
 
     @classmethod
     def from_json(cls, document: dict[str, Any]) -> Self:
-        """The inverse. Raises TypeError when the fields are others."""
-        return cls(**document)
+        """The inverse. Raises ValueError when a field is missing or of another kind."""
+        return TypeAdapter(cls).validate_python(document)
 
 
 @dataclass(frozen=True)
@@ -55,11 +57,6 @@ class CompileJob(Document):
     def tokens(self) -> int:
         """Positions of the rows of one step, padding included."""
         return self.batch_size * self.length
-
-    @classmethod
-    def from_json(cls, document: dict[str, Any]) -> CompileJob:
-        """The inverse."""
-        return cls(**{**document, "targets": tuple(document["targets"])})
 
 
 @dataclass(frozen=True)
@@ -110,12 +107,6 @@ class Compiled(Document):
     host_bytes: int
     """Largest resident memory of the compiling process."""
     versions: dict[str, str]
-
-    @classmethod
-    def from_json(cls, document: dict[str, Any]) -> Compiled:
-        """From what `dataclasses.asdict` gave."""
-        slowest = tuple((name, cycles) for name, cycles in document["slowest"])
-        return cls(**{**document, "slowest": slowest, "traffic": tuple(Traffic(**t) for t in document["traffic"])})
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gemma_ray.planning.explain import LESS_MEMORY
 from gemma_ray.planning.hardware import GIB
 from gemma_ray.planning.plan import Plan
 from gemma_ray.planning.replica import ReplicaPlan
@@ -40,11 +41,7 @@ def plan_text(plan: Plan) -> str:
 def _train_lines(t: TrainPlan) -> list[str]:
     b = t.device_bytes
     share = b.total / t.hbm_bytes
-    verdict = (
-        "fits"
-        if t.fits
-        else f"DOES NOT FIT in {HEADROOM:.0%}: a train.remat that keeps less, fewer rows (train.batch_size), or more train.micro_batches"
-    )
+    verdict = "fits" if t.fits else f"DOES NOT FIT in {HEADROOM:.0%}; what would help: {LESS_MEMORY}"
     money = "no price" if t.predicted_cost_usd is None else f"{t.predicted_cost_usd:,.2f} USD"
     lines = [
         f"  memory a device       {b.total / GIB:.1f} of {t.hbm_bytes / GIB:.1f} GiB ({share:.0%}): {verdict}",
