@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import logging
 import os
+import signal
 import sys
+import threading
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 from gemma_ray.recipe import Recipe, load_recipe
 from workloads.progress import Progress
 
 Run = Callable[[Recipe, Progress], Any]
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+UNUSABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP)
+"""Numbers of system errors that whoever owns a place can mend; the second kind names the file."""
 
 
 def main(run: Run) -> None:
@@ -30,7 +38,10 @@ def main(run: Run) -> None:
 
 
 class reported:  # noqa: N801 - reads as a word in `with reported(debug):`
-    """Turn an exception into one short message on stderr and an exit code; a traceback only with `debug`."""
+    """Turn an exception into one short message on stderr and an exit code; a traceback only with `debug`.
+
+    SIGTERM becomes SystemExit(143) unless the program handles it, so that temporary files go and what a stage started ends with it.
+    """
 
     def __init__(self, debug: bool):
         self.debug = debug
@@ -38,9 +49,14 @@ class reported:  # noqa: N801 - reads as a word in `with reported(debug):`
     def __enter__(self) -> None:
         if not self.debug:
             quiet_libraries()
+        self.handles_sigterm = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+        if self.handles_sigterm:
+            signal.signal(signal.SIGTERM, _exit_on_signal)
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         logging.disable(logging.NOTSET)
+        if self.handles_sigterm:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
         if error is None or isinstance(error, SystemExit) or self.debug:
             return
         if isinstance(error, KeyboardInterrupt):
@@ -50,9 +66,17 @@ class reported:  # noqa: N801 - reads as a word in `with reported(debug):`
         if isinstance(code, int):
             sys.stderr.write(f"error: {error}\n")
             raise SystemExit(code) from None
+        if isinstance(error, OSError) and error.errno in (FULL if error.filename is None else (*FULL, *UNUSABLE)):
+            place = "" if error.filename is None else f"{error.filename}: "
+            sys.stderr.write(f"error: {place}{error.strerror}; run.dir and run.cache_dir say where files go, `df -h` what is free there\n")
+            raise SystemExit(2) from None
         first = (str(error).strip() or "no message").splitlines()[0]
         sys.stderr.write(f"error: unexpected {type(error).__name__}: {first}\nRun again with --debug for the traceback\n")
         raise SystemExit(1) from None
+
+
+def _exit_on_signal(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)
 
 
 def quiet_libraries() -> None:

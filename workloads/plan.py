@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gemma_ray.artifacts import write_json
-from gemma_ray.errors import CompileError, ModelError, RecipeError
+from gemma_ray.errors import ModelError, RecipeError, ToolError
 from gemma_ray.models.gemma4 import official_name, read_text_config, text_config
 from gemma_ray.planning.hardware import chip
 from gemma_ray.planning.plan import Hardware, Plan, hourly_price, make_plan, training_job, why_not_compiled
@@ -42,7 +42,8 @@ def run(recipe: Recipe, progress: Progress) -> Plan:
             recipe.run.cache_path,
             progress.note,
         )
-        plan = dataclasses.replace(plan, serve=_serve_plan(recipe, text, progress))
+        no_compiler = str(plan.stopped_by) if isinstance(plan.stopped_by, ToolError) else None
+        plan = dataclasses.replace(plan, serve=_serve_plan(recipe, text, progress, no_compiler))
         write_json(run_paths(recipe).root / "plan.json", plan.to_json())
     return plan
 
@@ -60,6 +61,7 @@ def sweep(recipe: Recipe, progress: Progress) -> Sweep:
     row = chip(hardware.accelerator, recipe.plan.hardware)
     price = hourly_price(recipe.cost.usd_per_hour, row, hardware.devices)
     with timed(recipe, "sweep", progress):
+        (run_paths(recipe).root / "sweep.json").unlink(missing_ok=True)  # may be of another recipe
         limit, efficiency = recipe.plan.sweep_limit_s, recipe.plan.attention_efficiency
         cache, pod_type = recipe.run.cache_path, str(hardware.pod_type)
         found = run_sweep(job, pod_type, row, recipe.train.steps, price, efficiency, limit, cache, progress.note)
@@ -68,9 +70,9 @@ def sweep(recipe: Recipe, progress: Progress) -> Sweep:
 
 
 def check(found: Plan | Sweep) -> None:
-    """Raise CompileError when a plan's training step does not compile; for after the rest of the plan was shown."""
-    if isinstance(found, Plan) and found.refused:
-        raise CompileError(str(found.why_not))
+    """Raise what kept a plan's training step from being compiled; for after the rest of the plan was shown."""
+    if isinstance(found, Plan) and found.stopped_by:
+        raise found.stopped_by
 
 
 def _planned(recipe: Recipe) -> tuple[str, dict[str, Any], Hardware]:
@@ -81,11 +83,12 @@ def _planned(recipe: Recipe) -> tuple[str, dict[str, Any], Hardware]:
     return name, text, Hardware(slice.accelerator.name, slice.topology, slice.pod_type, slice.devices)
 
 
-def _serve_plan(recipe: Recipe, text: dict[str, Any], progress: Progress) -> ReplicaPlan | None:
+def _serve_plan(recipe: Recipe, text: dict[str, Any], progress: Progress, no_compiler: str | None) -> ReplicaPlan | None:
     replica = served_on(recipe)
     if replica is None:
         return None
-    return plan_replica(text, replica, recipe.serve.engine, recipe.bench, recipe.plan, recipe.run.cache_path, progress.note)
+    serve, cache = recipe.serve.engine, recipe.run.cache_path
+    return plan_replica(text, replica, serve, recipe.bench, recipe.plan, cache, progress.note, no_compiler)
 
 
 def served_on(recipe: Recipe) -> Replica | None:

@@ -20,7 +20,7 @@ Kernel = Literal["dot", "splash"]
 # head_dim → the largest block that fits 16 MB of a v5p's vector memory, forward and backward. Found by compiling; docs/planning.md.
 SPLASH_BLOCKS = {256: 512, 512: 512}
 SMALLEST_BLOCK = 128
-"""The kernel's tiles are of 128 positions."""
+"""The kernel's tiles are of 128 positions, the lanes of a TPU vector register."""
 
 _BLOCKS = ("block_q", "block_kv", "block_q_dkv", "block_kv_dkv", "block_kv_dkv_compute", "block_q_dq", "block_kv_dq")
 

@@ -93,7 +93,10 @@ _OFFICIAL_COMMON = {
 }
 
 _SLIDING, _GLOBAL = "sliding_attention", "full_attention"
-_Size = Annotated[int, Field(ge=1)]
+_Size = Annotated[int, Field(ge=1, le=2**31 - 1)]
+EPSILON = 1e-6
+"""Of the RMS norms, which Tunix has as a constant."""
+
 FETCH = "fetch the model's files again"
 
 
@@ -116,7 +119,7 @@ def text_config(preset: str) -> dict[str, Any]:
         "tie_word_embeddings": True,
         "final_logit_softcapping": 30.0,
         "hidden_activation": "gelu_pytorch_tanh",
-        "rms_norm_eps": 1e-6,
+        "rms_norm_eps": EPSILON,
         "hidden_size_per_layer_input": 0,
         "num_kv_shared_layers": 0,
         "enable_moe_block": False,
@@ -211,6 +214,7 @@ class _TextConfig(_Strict):
     attention_k_eq_v: bool
     final_logit_softcapping: float | None
     rope_parameters: _RopeByKind
+    rms_norm_eps: float = Field(default=EPSILON, ge=EPSILON, le=EPSILON)
 
     @model_validator(mode="after")
     def _a_kind_for_each_layer(self) -> _TextConfig:

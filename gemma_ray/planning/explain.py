@@ -7,10 +7,9 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-LARGEST_SHOWN = 3
-SMALLEST_BLOCK = 128
-"""A splash block is a multiple of the lanes of a TPU vector register."""
+from gemma_ray.models.attention import SMALLEST_BLOCK
 
+LARGEST_SHOWN = 3
 LESS_MEMORY = "more rematerialisation (train.remat), fewer rows a step (train.batch_size) or more train.micro_batches"
 """What makes a training step need less of a chip's memory."""
 

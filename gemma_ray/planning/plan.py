@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gemma_ray.errors import CompileError
+from gemma_ray.errors import CompileError, GemmaRayError
 from gemma_ray.models.config import DTYPE_BYTES
 from gemma_ray.planning.compiler import compiled
 from gemma_ray.planning.config import PlanConfig
@@ -68,8 +68,8 @@ class Plan:
     arithmetic: Arithmetic
     train: TrainPlan | None
     why_not: str | None
-    refused: bool = False
-    """It was tried and does not compile."""
+    stopped_by: GemmaRayError | None = None
+    """Why it was tried and came to nothing: it does not compile, or the compiler cannot be had."""
     serve: ReplicaPlan | None = None
     assumptions: dict[str, str] = field(default_factory=dict)
 
@@ -87,7 +87,7 @@ class Plan:
             "compiled": self.train is not None,
             "why_not": self.why_not,
             **train,
-            **({"fits": False} if self.refused else {}),
+            **({"fits": False} if isinstance(self.stopped_by, CompileError) else {}),
             "serve": self.serve.to_json() if self.serve else None,
             "assumptions": self.assumptions,
         }
@@ -114,7 +114,8 @@ def make_plan(
 ) -> Plan:
     """The plan of a training recipe. `text` is config.json's text part, `length` tokens a row.
 
-    A step that does not compile for the slice is part of the answer. Raises RecipeError when the mesh does not divide the model.
+    A step that does not compile for the slice is part of the answer, and so is a compiler that cannot be had (`Plan.stopped_by`). Raises
+    RecipeError when the mesh does not divide the model.
     """
     check_mesh(text, train.micro_batch_size, mesh.fsdp, mesh.tp)
     row = chip(hardware.accelerator, config.hardware) if hardware.accelerator != "cpu" else None
@@ -140,8 +141,8 @@ def make_plan(
     job = training_job(text, hardware, mesh, train, lora, dtype, length)
     try:
         found = compiled(job, str(hardware.pod_type), cache, progress)
-    except CompileError as e:
-        return dataclasses.replace(plan, why_not=str(e), refused=True)
+    except GemmaRayError as e:
+        return dataclasses.replace(plan, why_not=str(e), stopped_by=e)
     price = hourly_price(usd_per_hour, row, hardware.devices)
     predicted = plan_training(job, found, row, train.steps, price, config.attention_efficiency)
     named = assumptions(job, row, config.attention_efficiency)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gemma_ray.benchmarking.config import BenchConfig
-from gemma_ray.errors import CompileError
+from gemma_ray.errors import GemmaRayError, ToolError
 from gemma_ray.planning.compiler import compiled_forward
 from gemma_ray.planning.config import PlanConfig
 from gemma_ray.planning.hardware import chip, why_not_described
@@ -83,11 +83,13 @@ def plan_replica(
     config: PlanConfig,
     cache: Path,
     progress: Callable[[str], None],
+    no_compiler: str | None = None,
 ) -> ReplicaPlan:
     """The plan of a replica for the prompts and answers of the `bench` section. `text` is config.json's text part, `engine` the recipe's
-    engine arguments.
+    engine arguments, `no_compiler` why none can be had.
 
-    A step that does not compile is part of the answer. Raises RecipeError when the devices do not divide the model's heads.
+    A step that does not compile is part of the answer, and so is a compiler that cannot be had. Raises RecipeError when the devices do not
+    divide the model's heads.
     """
     row = chip(replica.accelerator, config.hardware)
     step_tokens, sequences = STEP_LIMITS.get(replica.accelerator, OTHER_LIMITS)
@@ -111,7 +113,7 @@ def plan_replica(
     }
     precision = "fp8" if str(engine.get("kv_cache_dtype", "")).startswith("fp8") else "bfloat16"
     fitting = [c for c in by_cache["bfloat16"].contexts if c.full]
-    plan = ReplicaPlan(replica, precision, by_cache, (), _why_not(text, replica, fitting))
+    plan = ReplicaPlan(replica, precision, by_cache, (), _why_not(text, replica, fitting) or no_compiler)
     if plan.why_not_compiled is not None:
         return plan
     longest = max(fitting, key=lambda c: c.context)
@@ -120,8 +122,10 @@ def plan_replica(
         progress(f"   the {name} step: {job.batch} x {job.tokens} tokens")
         try:
             found = compiled_forward(job, str(replica.pod_type), cache, progress)
-        except CompileError as e:
+        except GemmaRayError as e:
             refused.append(f"{name}: {e}")
+            if isinstance(e, ToolError):
+                break
             continue
         seconds = found.cycles / row.clock_hz if row.clock_hz else None
         phases.append(CompiledPhase(name, job.batch, job.tokens, job.context, found, seconds))

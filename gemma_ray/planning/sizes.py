@@ -41,7 +41,8 @@ def layers(text: dict[str, Any]) -> Iterator[Layer]:
 
 @dataclass(frozen=True)
 class ParameterCounts:
-    """Parameters by what they are; together those of transformers' `Gemma4ForCausalLM`."""
+    """Parameters by what they are; together those of transformers' `Gemma4ForCausalLM`, of which a layer's scalar is no parameter but a
+    buffer. Tunix counts it, one a layer."""
 
     embedding: int
     """The table, which is the output head too."""

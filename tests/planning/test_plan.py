@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from gemma_ray.artifacts import read_json
-from gemma_ray.errors import CompileError, ModelError, RecipeError
+from gemma_ray.errors import CompileError, ModelError, RecipeError, ToolError
 from gemma_ray.models.gemma4 import text_config
 from gemma_ray.planning.hardware import CHIPS, chip
 from gemma_ray.planning.job import Compiled, CompileJob, Traffic
-from gemma_ray.planning.page import plan_text
+from gemma_ray.planning.page import _time, plan_text
 from gemma_ray.planning.sizes import splash_flops_per_token
 from gemma_ray.planning.train import plan_training
 from gemma_ray.recipe import load_recipe
@@ -168,6 +168,25 @@ def test_a_step_that_does_not_compile_is_part_of_the_answer(tmp_path: Path, monk
     assert "A chip would need 57.1 GiB" in plan_text(plan)
     with pytest.raises(CompileError, match=r"57\.1 GiB"):
         stage.check(plan)
+
+
+def test_without_a_compiler_the_arithmetic_is_still_planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GEMMA_RAY_PLAN_PYTHON", "/bin/true")
+    plan = stage.run(recipe(tmp_path, "gemma4-e4b-v6e8"), Progress())
+    kept = read_json(tmp_path / "run" / "plan.json")
+    assert (kept["fits"], kept["compiled"], kept["serve"]["fits"]) == (None, False, True)
+    assert kept["why_not"] == kept["serve"]["why_not_compiled"]
+    page = plan_text(plan)
+    assert "compute floor" in page
+    assert "first token" in page
+    assert "GEMMA_RAY_PLAN_PYTHON=/bin/true cannot compile" in page
+    with pytest.raises(ToolError, match="/bin/true"):
+        stage.check(plan)
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0, "0 s"), (3e-6, "3.00 µs"), (0.0123, "12.3 ms"), (2.929, "2.93 s"), (3636, "1.01 h")])
+def test_times_are_shown_in_a_unit_that_shows_something(seconds: float, text: str) -> None:
+    assert _time(seconds) == text
 
 
 @pytest.mark.slow

@@ -1,7 +1,10 @@
 """What a command lets through to the terminal, and the exit codes it turns errors into."""
 
+import errno
 import io
 import logging
+import os
+import signal
 
 import pytest
 
@@ -39,6 +42,21 @@ def test_logging_is_as_before_after_a_command(terminal: io.StringIO):
     [
         (InputError("no file 'x.yaml'"), 2, "error: no file 'x.yaml'\n"),
         (KeyboardInterrupt(), 130, "interrupted; the same command continues from what is finished\n"),
+        (
+            PermissionError(errno.EACCES, "Permission denied", "/there/plan.json"),
+            2,
+            "error: /there/plan.json: Permission denied; run.dir and run.cache_dir say where files go, `df -h` what is free there\n",
+        ),
+        (
+            OSError(errno.ENOSPC, "No space left on device"),
+            2,
+            "error: No space left on device; run.dir and run.cache_dir say where files go, `df -h` what is free there\n",
+        ),
+        (
+            PermissionError(errno.EPERM, "Operation not permitted"),
+            1,
+            "error: unexpected PermissionError: [Errno 1] Operation not permitted\nRun again with --debug for the traceback\n",
+        ),
         (ZeroDivisionError("a\nb"), 1, "error: unexpected ZeroDivisionError: a\nRun again with --debug for the traceback\n"),
     ],
 )
@@ -52,3 +70,25 @@ def test_errors_become_one_message_and_an_exit_code(error: BaseException, code: 
 def test_debug_lets_the_traceback_through():
     with pytest.raises(ZeroDivisionError), reported(True):
         raise ZeroDivisionError
+
+
+def test_sigterm_unwinds_the_stack():
+    cleaned = []
+    with pytest.raises(SystemExit) as stopped, reported(False):
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+        finally:
+            cleaned.append(True)
+    assert (stopped.value.code, cleaned) == (143, [True])
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+def test_a_program_that_handles_sigterm_keeps_doing_so():
+    heard = []
+    before = signal.signal(signal.SIGTERM, lambda *_: heard.append(True))
+    try:
+        with reported(False):
+            os.kill(os.getpid(), signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert heard == [True]
