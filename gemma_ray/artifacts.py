@@ -95,18 +95,24 @@ def file_sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write a file whole or not at all (temporary file in the same folder, fsync, rename)."""
-    temporary = _temporary_beside(path)
+@contextlib.contextmanager
+def replaced(target: Path) -> Iterator[Path]:
+    """Yield a temporary name in `target`'s folder; the file written there becomes `target`, synced, when the block ends well."""
+    temporary = _temporary_beside(target)
     try:
-        with temporary.open("w", encoding="utf-8") as f:
-            f.write(text)
-            f.flush()
+        yield temporary
+        with temporary.open("rb") as f:
             os.fsync(f.fileno())
-        temporary.replace(path)
+        temporary.replace(target)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file whole or not at all."""
+    with replaced(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -130,13 +136,13 @@ def whole_folder(target: Path) -> Iterator[Path]:
     temporary.mkdir()
     try:
         yield temporary
-        _put_in_place(temporary, target)
+        put_in_place(temporary, target)
     except BaseException:
         _remove(temporary)
         raise
 
 
-def _put_in_place(temporary: Path, target: Path) -> None:
+def put_in_place(temporary: Path, target: Path) -> None:
     """Rename a finished folder to `target`. A folder cannot be renamed over a full one, so the old one steps aside first."""
     if not target.exists():
         temporary.replace(target)

@@ -80,19 +80,13 @@ def doctor(as_json: JsonOption = False, debug: DebugOption = False) -> None:
 def data_prepare(recipe: RecipeArgument, overrides: SetOption = None, as_json: JsonOption = False, debug: DebugOption = False) -> None:
     """Read, clean, tokenise and mask the data, and write it as shards into RUN/data."""
     with _reported(debug):
+        from gemma_ray.data.show import summary
         from workloads import prepare
         from workloads.progress import Progress
 
         loaded = _load(recipe, overrides)
         manifest = prepare.run(loaded, Progress())
-        dropped = ", ".join(f"{reason} {count}" for reason, count in manifest.rows_dropped.items()) or "none"
-        share = manifest.loss_tokens / manifest.tokens
-        text = (
-            f"rows: {manifest.rows_read} read, {manifest.rows_kept} kept; dropped: {dropped}\n"
-            f"tokens: {manifest.tokens}, of which {manifest.loss_tokens} ({share:.1%}) bear loss\n"
-            f"shards: {len(manifest.shards)} in {loaded.run.path / 'data'}"
-        )
-        _show(as_json, dataclasses.asdict(manifest), text)
+        _show(as_json, dataclasses.asdict(manifest), summary(manifest, loaded.run.path / "data"))
 
 
 @data.command("show")
@@ -106,13 +100,13 @@ def data_show(
     """N prepared examples, every token marked by whether it bears loss (green on a terminal, between ⟦ ⟧ elsewhere)."""
     with _reported(debug):
         from gemma_ray.data.shards import read_manifest
-        from gemma_ray.data.show import marked_text, shown_rows
+        from gemma_ray.data.show import marked_text, shown_examples
         from workloads.base import base_model
         from workloads.progress import Progress
 
         loaded = _load(recipe, overrides)
         read_manifest(loaded.run.path / "data")  # before a base model is made for its tokenizer
-        rows = shown_rows(loaded.run.path / "data", base_model(loaded, Progress()), count)
+        rows = shown_examples(loaded.run.path / "data", base_model(loaded, Progress()), count)
         text = "\n\n".join(marked_text(row, color=sys.stdout.isatty()) for row in rows)
         _show(as_json, [[dataclasses.asdict(token) for token in row] for row in rows], text)
 

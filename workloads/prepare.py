@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from gemma_ray.artifacts import file_sha256, fingerprint
+from gemma_ray.artifacts import fingerprint
+from gemma_ray.data.contamination import benchmark
+from gemma_ray.data.files import files_fingerprint, source_files
 from gemma_ray.data.prepare import prepare
-from gemma_ray.data.readers import source_files
 from gemma_ray.data.shards import Manifest, check_shards, read_manifest
 from gemma_ray.data.verilog import write_dataset
 from gemma_ray.errors import DataError
@@ -31,22 +32,37 @@ def run(recipe: Recipe, progress: Progress) -> Manifest:
     """Make RUN/data, and the base model before it when its tokenizer does not exist yet."""
     source = training_source(recipe, progress)
     files = source_files(source)
+    kept_out = benchmarks(recipe, progress)
     with cluster(recipe):
         base = base_model(recipe, progress)
         made_from = {
             "data": recipe.data.model_dump(mode="json", exclude={"source", "examples", "heldout_problems", "seed"}),
-            "files": [file_sha256(file) for file in files],
+            "files": files_fingerprint(files),
             "tokenizer": Tokenizer(base).fingerprint(),
+            "benchmarks": [benchmark(name).fingerprint() for name in kept_out],
         }
         paths = run_paths(recipe)
-        once(recipe, "prepare", made_from, paths.data, lambda: _prepare(recipe, source, base), progress)
+        once(recipe, "prepare", made_from, paths.data, lambda: _prepare(recipe, source, base, kept_out, progress), progress)
     manifest = read_manifest(paths.data)
     check_shards(paths.data, manifest)
     return manifest
 
 
-def _prepare(recipe: Recipe, source: str, base: Path) -> None:
-    prepare(recipe.data, source, base, run_paths(recipe).data)
+def _prepare(recipe: Recipe, source: str, base: Path, kept_out: list[str], progress: Progress) -> None:
+    prepare(recipe.data, source, base, run_paths(recipe).data, kept_out, progress.note)
+
+
+def benchmarks(recipe: Recipe, progress: Progress) -> list[str]:
+    """What is kept out of the training data: `data.decontaminate`, and what the recipe evaluates on unless that is empty.
+
+    The generator's held-out problems are apart from its examples by construction: parameters that never occur in them.
+    """
+    named, evaluated = list(recipe.data.decontaminate), recipe.eval.dataset
+    if not named:
+        return []
+    if not evaluated.startswith(BUILT_IN):
+        return [*named, evaluated]
+    return named if recipe.data.source.startswith(BUILT_IN) else [*named, str(built_in_data(recipe, progress).heldout)]
 
 
 def training_source(recipe: Recipe, progress: Progress) -> str:

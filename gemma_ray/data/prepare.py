@@ -1,53 +1,96 @@
-"""Source files to shards, on Ray Data:
+"""Source files to shards, in three passes, two of them on Ray Data:
 
-    files ── read ──► records ── clean, template, tokenise, mask ──► rows ── write ──► shard-*.array_record + manifest.json
+    files ─ cut ─► chunks ── read, clean, template, tokenise, mask ──► chunk-*.arrow     one task a chunk
+                   numbers of all chunks ── duplicates ──► which examples stay           here
+                   examples of a shard ── pack ──► shard-*.array_record                  one task a shard
+                   ──► manifest.json
 
-Every step is a function of its input alone and order is kept, so the same source gives the same bytes on any number of hosts.
+Every chunk and every shard is a file that is a function of its input alone and appears whole. So the result is the same on any number of
+workers, and a run that was killed continues: what is finished lies in a folder beside the result, which is named after everything that the
+result follows from.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import shutil
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from gemma_ray.artifacts import file_sha256, fingerprint, whole_folder
+import numpy as np
+
+from gemma_ray.artifacts import file_sha256, fingerprint, put_in_place, replaced, whole_folder
+from gemma_ray.data.chunks import Chunk, ChunkJob, chunk_name
 from gemma_ray.data.config import DataConfig
-from gemma_ray.data.readers import Parsed, parse_codev, read_records, source_files
+from gemma_ray.data.contamination import benchmark
+from gemma_ray.data.files import Cut, chunks, files_fingerprint, source_files
+from gemma_ray.data.passes import in_parallel
 from gemma_ray.data.records import pack_row
-from gemma_ray.data.shards import Manifest, number_shards, write_shard
+from gemma_ray.data.selection import select, shards
+from gemma_ray.data.sharding import RESULT, ShardJob, example_lengths, shard_of
+from gemma_ray.data.shards import DROPPED, Manifest, Shard, shard_name, write_shard
+from gemma_ray.data.tokenizing import Tokenizing
 from gemma_ray.errors import DataError
 from gemma_ray.models.gemma4 import read_text_config
-from gemma_ray.models.templates import ChatFormat, Conversation, chat_format, render, tokenize
+from gemma_ray.models.template_check import chat_format, probe_texts
+from gemma_ray.models.templates import Tokens
 from gemma_ray.models.tokenizer import Tokenizer
 
-PROBE = Conversation("probe", "answer", reasoning="reasoning", system="system")
+SHOWN_FAULTS = 3
+PACKAGE = Path(__file__).resolve().parent
 
 
-def prepare(config: DataConfig, source: str, model: Path, out: Path) -> Manifest:
-    """Read, clean, template, tokenise, mask and shard `source` for the model in folder `model`; write `out` whole.
+def prepare(
+    config: DataConfig,
+    source: str,
+    model: Path,
+    out: Path,
+    benchmarks: Sequence[str] = (),
+    progress: Callable[[str], None] = lambda _: None,
+) -> Manifest:
+    """Read, clean, template, tokenise, mask, pack and shard `source` for the model in folder `model`; write `out` whole.
 
-    `source` is `config.source` with a built-in set already made into files. Needs a Ray connection. Raises DataError for a source that is
-    missing, empty or malformed (naming file and line), or of which no row is left; ModelError when the tokenizer does not fit.
+    `source` is `config.source` with a built-in set already made into files, `benchmarks` what is kept out beside `config.decontaminate`.
+    Needs a Ray connection. Raises DataError for a source that is missing, empty or unreadable (naming file and line), or of which no
+    example is left; ModelError when the tokenizer does not fit; OSError when the disk is full, and continues when called again.
     """
     files = source_files(source)
     chat = chat_format(model, read_text_config(model)["model_type"])
     tokenizer = Tokenizer(model)
-    with whole_folder(out) as folder:
-        parts = _run(files, _Tokenize(config, model, chat), folder, config.rows_per_shard)
-        manifest = _manifest(parts, config, folder, tokenizer, render(chat, PROBE).text, source=_source_fingerprint(files))
-        if manifest.rows_read == 0:
-            raise DataError(f"data.source = '{source}': {len(files)} files and not one record in them")
-        if manifest.rows_kept == 0:
-            reasons = ", ".join(f"{reason} {count}" for reason, count in manifest.rows_dropped.items())
-            raise DataError(
-                f"data.source = '{source}': all {manifest.rows_read} rows were dropped ({reasons}); "
-                f"data.max_seq_len is {config.max_seq_len}"
-            )
-        manifest.write(folder)
+    kept_out = tuple(benchmark(name) for name in dict.fromkeys((*config.decontaminate, *benchmarks)))
+    made_from = fingerprint(
+        [
+            config.model_dump(mode="json", exclude={"source"}),
+            files_fingerprint(files),
+            tokenizer.fingerprint(),
+            dataclasses.asdict(chat),
+            [found.fingerprint() for found in kept_out],
+            _source_fingerprint(),
+        ]
+    )
+    work = _work_folder(out, made_from)
+    tokenizing = Tokenizing(config, model, tokenizer.fingerprint(), chat)
+    try:
+        cuts = chunks(files)
+        in_parallel("chunk", ChunkJob(config, tokenizing, kept_out, work), cuts, [work / chunk_name(i) for i in range(len(cuts))], progress)
+        manifest = _finish(config, cuts, work, progress)
+        manifest = dataclasses.replace(
+            manifest,
+            tokenizer=tokenizer.fingerprint(),
+            source=files_fingerprint(files),
+            template=f"{chat.name}; reasoning: {config.reasoning}; loss: {config.loss}",
+            probes=probe_texts(chat),
+            decontaminated={found.name: found.fingerprint() for found in kept_out},
+        )
+    except DataError:  # the same again next time
+        shutil.rmtree(work, ignore_errors=True)
+        raise
+    manifest.write(work / RESULT)
+    put_in_place(work / RESULT, out)
+    shutil.rmtree(work, ignore_errors=True)
     return manifest
 
 
@@ -57,8 +100,7 @@ def prepare_text(texts: Iterable[str], tokenizer_folder: Path, seq_len: int, out
     Every token bears loss; the rest that fills no row is left out. Raises DataError when the texts do not fill one row.
     """
     tokenizer = Tokenizer(tokenizer_folder)
-    bos, eos = tokenizer.special_id("<bos>"), tokenizer.special_id("<eos>")
-    assert bos is not None and eos is not None
+    bos, eos = tokenizer.marker_id("<bos>"), tokenizer.marker_id("<eos>")
     stream: list[int] = []
     documents = 0
     for text in texts:
@@ -67,131 +109,147 @@ def prepare_text(texts: Iterable[str], tokenizer_folder: Path, seq_len: int, out
     rows = [[bos, *stream[i : i + seq_len - 1]] for i in range(0, len(stream) - seq_len + 2, seq_len - 1)]
     if not rows:
         raise DataError(f"{documents} texts of {len(stream)} tokens in all do not fill one row of {seq_len}")
+    count, tokens = len(rows), len(rows) * seq_len
     with whole_folder(out) as folder:
-        write_shard(folder / "part-0", [pack_row(row, [True] * len(row)) for row in rows])
-        part = _Part(0, "part-0", len(rows), documents, {}, len(rows) * seq_len, len(rows) * seq_len, None)
-        manifest = _manifest([part], DataConfig(max_seq_len=seq_len), folder, tokenizer, "", source=fingerprint(stream))
+        packed = [pack_row([Tokens(np.array(row, np.int32), np.ones(len(row), bool))]) for row in rows]
+        sha256 = write_shard(folder / shard_name(0, 1), packed)
+        shard = Shard(shard_name(0, 1), count, sha256, documents, tokens, tokens, {seq_len: count})
+        manifest = dataclasses.replace(
+            _manifest([shard], documents, {}, DataConfig(max_seq_len=seq_len, layout="padded")),
+            tokenizer=tokenizer.fingerprint(),
+            source=fingerprint(stream),
+            template="raw text; loss: every token",
+        )
         manifest.write(folder)
     return manifest
 
 
-@dataclass(frozen=True)
-class _Part:
-    """What one writing task made: its place in the order, its file (none when every row was dropped), and its counts."""
-
-    order: int
-    file: str | None
-    rows: int
-    rows_read: int
-    dropped: dict[str, int]
-    tokens: int
-    loss_tokens: int
-    fault: str | None
+def _work_folder(out: Path, made_from: str) -> Path:
+    """Where finished chunks and shards wait; those of another source or recipe are removed."""
+    work = out.with_name(f".{out.name}.{made_from}.work")
+    for other in out.parent.glob(f".{out.name}.*.work") if out.parent.is_dir() else ():
+        if other != work:
+            shutil.rmtree(other, ignore_errors=True)
+    (work / RESULT).mkdir(parents=True, exist_ok=True)
+    return work
 
 
-def _run(files: list[Path], tokenize_rows: _Tokenize, folder: Path, rows_per_shard: int) -> list[_Part]:
-    import ray
-    from ray.data import DataContext
-
-    context = DataContext.get_current()
-    context.execution_options.preserve_order = True
-    context.enable_progress_bars = False
-    context.print_on_execution_start = False
-    rows = (
-        ray.data.from_items([{"index": i, "file": str(file)} for i, file in enumerate(files)])
-        .flat_map(_read_file)
-        .map(tokenize_rows)
-        .map_batches(_Write(folder), batch_size=rows_per_shard, batch_format="pyarrow")
-    )
-    parts = sorted((_Part(**json.loads(row["part"])) for row in rows.take_all()), key=lambda part: part.order)
-    fault = next((part.fault for part in parts if part.fault), None)
-    if fault:
-        raise DataError(fault)
-    return parts
-
-
-def _read_file(item: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """A file's conversations as rows; a line that cannot be read becomes a row with a fault, which ends the file."""
-    path = Path(item["file"])
-    order = item["index"] << 32
-    try:
-        for number, record in read_records(path):
-            yield {"order": order + number, "parsed": json.dumps(asdict(parse_codev(record, f"{path}:{number}"))), "fault": ""}
-    except DataError as e:
-        yield {"order": order, "parsed": "", "fault": str(e)}
+def _finish(config: DataConfig, cuts: list[tuple[Cut, ...]], work: Path, progress: Callable[[str], None]) -> Manifest:
+    """The second and the third pass over finished chunks."""
+    found = [Chunk(work / chunk_name(i)) for i in range(len(cuts))]
+    places = _Places(cuts, found)
+    read = sum(map(len, found))
+    reasons: Counter[str] = Counter()
+    for chunk in found:
+        reasons.update(reason for reason in chunk.texts("reason") if reason)
+    _refuse(config, found, places, reasons, read)
+    chosen = select(found, config.near_duplicates)
+    reasons.update({"duplicate": len(chosen.duplicates), "near_duplicate": len(chosen.near)})
+    if not len(chosen.chunk):
+        length = f"; data.max_seq_len is {config.max_seq_len}" if reasons["too_long"] else ""
+        raise DataError(f"all {read} rows were dropped ({_counted(reasons)}), the first {places.first_dropped()}{length}")
+    _list_dropped(work / RESULT / DROPPED, found, places, chosen)
+    parts = list(shards(chosen, config.rows_per_shard))
+    described = [work / f"{shard_name(i, len(parts))}.json" for i in range(len(parts))]
+    in_parallel("shard", ShardJob(config, work, len(parts)), parts, described, progress)
+    made = [shard_of(path) for path in described]
+    manifest = _manifest(made, read, dict(sorted((reason, n) for reason, n in reasons.items() if n)), config)
+    schemas: Counter[str] = Counter()
+    for chunk in found:
+        schemas.update(chunk.schemas)
+    return dataclasses.replace(manifest, schemas=dict(schemas), example_lengths=example_lengths(found, chosen, config.max_seq_len))
 
 
-class _Tokenize:
-    """Conversation → packed row, or the reason it was dropped."""
-
-    def __init__(self, config: DataConfig, model: Path, chat: ChatFormat):
-        self.config, self.model, self.chat = config, model, chat
-        self.tokenizer: Tokenizer | None = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "tokenizer": None}
-
-    def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
-        result = {"order": row["order"], "row": b"", "tokens": 0, "loss_tokens": 0, "dropped": "", "fault": row["fault"]}
-        if row["fault"]:
-            return result
-        parsed = Parsed(**json.loads(row["parsed"]))
-        if parsed.dropped:
-            return {**result, "dropped": parsed.dropped}
-        reasoning = parsed.reasoning if self.config.reasoning == "context" else None
-        conversation = Conversation(parsed.prompt, parsed.answer, reasoning, self.config.system_prompt)
-        self.tokenizer = self.tokenizer or Tokenizer(self.model)
-        tokens, mask = tokenize(self.tokenizer, render(self.chat, conversation))
-        if len(tokens) > self.config.max_seq_len:
-            return {**result, "dropped": "too_long"}
-        return {**result, "row": pack_row(tokens, mask), "tokens": len(tokens), "loss_tokens": sum(mask)}
+def _refuse(config: DataConfig, found: list[Chunk], places: _Places, reasons: Counter[str], read: int) -> None:
+    """Raise DataError when more cannot be read, or is too long, than the recipe allows."""
+    if not read:
+        raise DataError(f"{len({cut.file.path for cuts in places.cuts for cut in cuts})} files and not one record in them")
+    limits = {"malformed": config.bad_lines, **({"too_long": 0} if config.too_long == "refuse" else {})}
+    for reason, most in limits.items():
+        if reasons[reason] > most:
+            shown = places.dropped(reason, SHOWN_FAULTS)
+            more = f" and {reasons[reason] - len(shown)} more" if reasons[reason] > len(shown) else ""
+            key = "data.bad_lines" if reason == "malformed" else "data.too_long"
+            raise DataError(f"{'; '.join(shown)}{more} ({reasons[reason]} of {read} records; {key}={getattr(config, key[5:])})")
 
 
-class _Write:
-    """A batch of rows → one shard file, named by its first row until the whole order is known."""
+class _Places:
+    """Where the entries of chunks stand: file and line."""
 
-    def __init__(self, folder: Path):
-        self.folder = folder
+    def __init__(self, cuts: list[tuple[Cut, ...]], found: list[Chunk]):
+        self.cuts, self.found = cuts, found
+        self.before: dict[tuple[int, int], int] = {}
+        so_far: Counter[str] = Counter()
+        for i, (group, chunk) in enumerate(zip(cuts, found, strict=True)):
+            for j, cut in enumerate(group):
+                self.before[i, j] = so_far[cut.file.path]
+                so_far[cut.file.path] += chunk.lines[j]
 
-    def __call__(self, batch: Any) -> dict[str, list[str]]:
-        rows = sorted(batch.to_pylist(), key=lambda row: row["order"])
-        kept = [row for row in rows if row["row"]]
-        file = f"part-{rows[0]['order']:020d}" if kept else None
-        if file:
-            write_shard(self.folder / file, [row["row"] for row in kept])
-        part = {
-            "order": rows[0]["order"],
-            "file": file,
-            "rows": len(kept),
-            "rows_read": len(rows),
-            "dropped": Counter(row["dropped"] for row in rows if row["dropped"]),
-            "tokens": sum(row["tokens"] for row in kept),
-            "loss_tokens": sum(row["loss_tokens"] for row in kept),
-            "fault": next((row["fault"] for row in rows if row["fault"]), None),
-        }
-        return {"part": [json.dumps(part)]}
+    def of(self, chunk: int, row: int) -> str:
+        """File and line of a row of a chunk."""
+        cut, number = int(self.found[chunk].numbers("cut")[row]), int(self.found[chunk].numbers("number")[row])
+        return f"{self.cuts[chunk][cut].file.path}:{self.before[chunk, cut] + number}"
+
+    def dropped(self, reason: str | None, most: int) -> list[str]:
+        """The first rows that were dropped for a reason, or for any."""
+        shown = []
+        for i, chunk in enumerate(self.found):
+            for row, why in enumerate(chunk.texts("reason")):
+                if why and (reason is None or why == reason):
+                    detail = chunk.texts("detail")[row]
+                    shown.append(f"{self.of(i, row)}: {detail or why}")
+                    if len(shown) == most:
+                        return shown
+        return shown
+
+    def first_dropped(self) -> str:
+        """The first row that was dropped, with why."""
+        return next(iter(self.dropped(None, 1)), "")
 
 
-def _source_fingerprint(files: list[Path]) -> str:
-    return fingerprint([(file.name, file_sha256(file)) for file in files])
+def _list_dropped(path: Path, found: list[Chunk], places: _Places, chosen: Any) -> None:
+    """A line for every example that was left out: where it stands, why, and what there is to say about it."""
+    with replaced(path) as temporary, temporary.open("w", encoding="utf-8") as out:
+        for i, chunk in enumerate(found):
+            details = chunk.texts("detail")
+            for row, reason in enumerate(chunk.texts("reason")):
+                if reason:
+                    out.write(json.dumps({"where": places.of(i, row), "reason": reason, "detail": details[row]}) + "\n")
+        for reason, pairs in (("duplicate", chosen.duplicates), ("near_duplicate", chosen.near)):
+            for chunk, row, original in pairs.tolist():
+                first = places.of(*chosen.clean[original].tolist())
+                out.write(json.dumps({"where": places.of(chunk, row), "reason": reason, "detail": f"like {first}"}) + "\n")
 
 
-def _manifest(parts: list[_Part], config: DataConfig, folder: Path, tokenizer: Tokenizer, probe: str, source: str) -> Manifest:
-    dropped: Counter[str] = Counter()
-    for part in parts:
-        dropped.update(part.dropped)
-    kept, tokens = sum(part.rows for part in parts), sum(part.tokens for part in parts)
+def _counted(reasons: Counter[str]) -> str:
+    return ", ".join(f"{reason} {count}" for reason, count in sorted(reasons.items()) if count)
+
+
+def _manifest(made: list[Shard], read: int, dropped: dict[str, int], config: DataConfig) -> Manifest:
+    tokens, places = sum(shard.tokens for shard in made), sum(n * length for shard in made for length, n in shard.lengths.items())
     return Manifest(
-        rows_read=sum(part.rows_read for part in parts),
-        rows_kept=kept,
-        rows_dropped=dict(sorted(dropped.items())),
+        rows_read=read,
+        rows_kept=sum(shard.examples for shard in made),
+        rows_dropped=dropped,
         tokens=tokens,
-        loss_tokens=sum(part.loss_tokens for part in parts),
-        padding_fraction=1 - tokens / (kept * config.max_seq_len) if kept else 0.0,
+        loss_tokens=sum(shard.loss_tokens for shard in made),
+        padding_fraction=1 - tokens / places if places else 0.0,
         seq_len=config.max_seq_len,
-        tokenizer=tokenizer.fingerprint(),
-        source=source,
-        template=f"reasoning: {config.reasoning}; loss: final answer" if probe else "raw text; loss: every token",
-        probe=probe,
-        shards=number_shards(folder, {part.file: part.rows for part in parts if part.file}),
+        layout=config.layout,
+        sequences=sum(shard.rows for shard in made),
+        example_lengths={},
+        tokenizer="",
+        source="",
+        schemas={},
+        decontaminated={},
+        template="",
+        probes=[],
+        shards=made,
     )
+
+
+def _source_fingerprint() -> str:
+    """Of the code that makes chunks and shards."""
+    names = ("*.py", "*.npz")
+    files = [file for name in names for file in sorted(PACKAGE.glob(name))] + [PACKAGE.parent / "models" / "templates.py"]
+    return fingerprint({file.name: file_sha256(file) for file in files})

@@ -1,99 +1,125 @@
-"""Source files to conversations: which files, which lines, and what of a record is the question, the reasoning and the answer."""
+"""Records of one cut of a source file, each with its number in the cut; what cannot be read is a fault with a number too."""
 
 from __future__ import annotations
 
-import glob
+import io
 import json
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+from gemma_ray.data.files import Cut, SourceFile, is_arrow_stream, open_input
 from gemma_ray.errors import DataError
 
-_THINK = re.compile(r"<think>(.*?)</think>", re.DOTALL)
-_ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
-_FENCE = re.compile(r"```(?:system)?verilog\s*\n(.*?)```", re.DOTALL | re.IGNORECASE)
+UTF8_MARK = b"\xef\xbb\xbf"
+UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
+BATCH_ROWS = 256
 
 
 @dataclass(frozen=True)
-class Parsed:
-    """One source line: the conversation's parts, or why it was dropped."""
+class Entry:
+    """A record, or why there is none; neither for an empty line. `number` counts lines or rows of the cut from 1."""
 
-    prompt: str = ""
-    reasoning: str = ""
-    answer: str = ""
-    dropped: str | None = None
+    number: int
+    record: dict[str, Any] | None
+    fault: str = ""
 
-
-def source_files(source: str) -> list[Path]:
-    """The JSONL files that a folder, a glob or a path names, sorted. Raises DataError when there are none."""
-    if "://" in source:
-        raise DataError(f"data.source = '{source}': only local files are read; copy them to a disk that every host sees")
-    path = Path(source).expanduser()
-    if path.is_dir():
-        files = sorted(path.glob("*.jsonl"))
-    elif path.is_file():
-        files = [path]
-    else:
-        files = sorted(Path(name) for name in glob.glob(str(path), recursive=True))  # noqa: PTH207 - an absolute pattern
-    files = [file for file in files if file.is_file()]
-    if not files:
-        raise DataError(f"data.source = '{source}': no such file, and no *.jsonl files there")
-    return files
+    @property
+    def is_blank(self) -> bool:
+        """Whether it is an empty line."""
+        return self.record is None and not self.fault
 
 
-def read_records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Line numbers from 1 and records of a JSONL file; empty lines are skipped.
+def read_cut(cut: Cut) -> Iterator[Entry]:
+    """The entries of a cut in order. A line belongs to the cut that it begins in.
 
-    Raises DataError naming file and line for a line that is not UTF-8, not JSON or not an object.
+    Raises DataError, naming the file, for one that is no data at all.
     """
-    with path.open("rb") as f:
-        for number, line in enumerate(f, 1):
-            if not line.strip():
-                continue
-            try:
-                record = json.loads(line)
-            except (ValueError, RecursionError) as e:  # also bytes that are not UTF-8, and integers of thousands of digits
-                raise DataError(f"{path}:{number}: not a line of JSON ({str(e).partition(';')[0]})") from e
-            if not isinstance(record, dict):
-                raise DataError(f"{path}:{number}: a record is an object with 'prompt' and 'response', not {_JSON_NAMES[type(record)]}")
-            yield number, record
+    yield from _lines(cut) if cut.file.kind == "lines" else _rows(cut)
 
 
-def parse_codev(record: dict[str, Any], where: str) -> Parsed:
-    """A record of CodeV-R1's SFT set: `prompt`, and `response` with `<think>…</think><answer>…```verilog…```…</answer>`.
-
-    Raises DataError, beginning with `where`, when a key is missing or not text. A response without an answer or a module is dropped, not
-    refused.
-    """
-    for key in ("prompt", "response"):
-        if key not in record:
-            raise DataError(f"{where}: needs text under '{key}'; the record has {_some(sorted(record)) or 'no keys'}")
-        value = record[key]
-        if not isinstance(value, str):
-            raise DataError(f"{where}: needs text under '{key}', which is {_JSON_NAMES[type(value)]}")
-        try:
-            value.encode()
-        except UnicodeEncodeError as e:
-            half = f"\\u{ord(value[e.start]):04x}"
-            raise DataError(f"{where}: '{key}' holds {half}, half of a character, at {e.start}; write both halves or none") from e
-    answer = _ANSWER.search(record["response"])
-    if answer is None:
-        return Parsed(dropped="no_answer")
-    if not record["prompt"].strip():
-        return Parsed(dropped="no_prompt")
-    fence = _FENCE.search(answer.group(1))
-    if fence is None or "endmodule" not in fence.group(1):
-        return Parsed(dropped="no_module")
-    reasoning = _THINK.search(record["response"])
-    return Parsed(record["prompt"].strip(), reasoning.group(1).strip() if reasoning else "", answer.group(1).strip())
+def _lines(cut: Cut) -> Iterator[Entry]:
+    for number, line in enumerate(_raw_lines(cut), 1):
+        if cut.start == 0 and number == 1:
+            line = _without_mark(line, cut.file)
+        yield _parsed(number, line) if line.strip() else Entry(number, None)
 
 
-_JSON_NAMES = {type(None): "null", bool: "a boolean", int: "a number", float: "a number", str: "text", list: "a list", dict: "an object"}
+def _raw_lines(cut: Cut) -> Iterator[bytes]:
+    file = cut.file
+    try:
+        with open_input(file.path, file.compression) as opened, io.BufferedReader(opened) as stream:
+            if file.compression:
+                yield from stream
+                return
+            if cut.start:
+                stream.seek(cut.start - 1)
+                stream.readline()  # the rest of a line that began in the cut before
+            while stream.tell() < cut.end and (line := stream.readline()):
+                yield line
+    except OSError as e:
+        raise DataError(f"{file.path}: cannot be read ({str(e).splitlines()[0][:200]})") from e
 
 
-def _some(names: list[str], most: int = 8, width: int = 40) -> str:
-    listed = ", ".join(name[:width] for name in names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
-    return listed.encode(errors="backslashreplace").decode()
+def _without_mark(line: bytes, file: SourceFile) -> bytes:
+    """A file's first line without a byte order mark. Raises DataError when it is of another encoding, or binary."""
+    if line.startswith(UTF16_MARKS):
+        raise DataError(f"{file.path}: UTF-16 text; write it as UTF-8")
+    if b"\0" in line:
+        raise DataError(f"{file.path}: a binary file, not lines of JSON")
+    line = line.removeprefix(UTF8_MARK)
+    if line.strip() == b"[":
+        raise DataError(f"{file.path}: one JSON list; write each of its records as a line of its own")
+    return line
+
+
+def _parsed(number: int, line: bytes) -> Entry:
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError) as e:  # also bytes that are not UTF-8, and integers of thousands of digits
+        return Entry(number, None, f"not a line of JSON ({str(e).partition(';')[0]})")
+    if not isinstance(record, dict):
+        return Entry(number, None, f"a record is an object, not {JSON_NAMES[type(record)]}")
+    return Entry(number, record)
+
+
+def _rows(cut: Cut) -> Iterator[Entry]:
+    import pyarrow as pa
+
+    number = 0
+    try:
+        for batch in _batches(cut):
+            for start in range(0, batch.num_rows, BATCH_ROWS):
+                for record in batch.slice(start, BATCH_ROWS).to_pylist():
+                    number += 1
+                    yield Entry(number, record)
+    except (OSError, pa.ArrowException) as e:
+        raise DataError(f"{cut.file.path}: cannot be read as {cut.file.kind} ({str(e).splitlines()[0][:200]}); fetch it again") from e
+
+
+def _batches(cut: Cut) -> Iterator[Any]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    with open_input(cut.file.path) as opened:
+        if cut.file.kind == "parquet":
+            yield from pq.ParquetFile(opened).iter_batches(BATCH_ROWS, row_groups=list(range(cut.start, cut.end)))
+        elif is_arrow_stream(opened):
+            yield from pa.ipc.open_stream(opened)
+        else:
+            reader = pa.ipc.open_file(opened)
+            for i in range(cut.start, cut.end):
+                yield reader.get_batch(i)
+
+
+JSON_NAMES = {
+    type(None): "null",
+    bool: "a boolean",
+    int: "a number",
+    float: "a number",
+    str: "text",
+    bytes: "bytes",
+    list: "a list",
+    dict: "an object",
+}
+"""What values are called in messages."""

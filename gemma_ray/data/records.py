@@ -1,28 +1,54 @@
-"""One training row as bytes in an ArrayRecord shard: its length, its tokens, and one bit a token for the loss.
+"""One training row as bytes in an ArrayRecord shard: its documents, their tokens, and one bit a token for the loss.
 
-uint32 length │ uint32 × length tokens │ ceil(length / 8) bytes, most significant bit first: does this token bear loss
+uint32 documents │ uint32 × documents lengths │ uint32 × sum tokens │ ceil(sum / 8) bytes, most significant bit first: does it bear loss
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from gemma_ray.errors import DataError
+from gemma_ray.models.templates import Tokens
 
 
-def pack_row(tokens: Sequence[int], loss_mask: Sequence[bool]) -> bytes:
-    """A row as bytes; `tokens` and `loss_mask` are equally long."""
-    length = np.array([len(tokens)], "<u4")
-    return length.tobytes() + np.asarray(tokens, "<u4").tobytes() + np.packbits(np.asarray(loss_mask, bool)).tobytes()
+@dataclass(frozen=True)
+class Row:
+    """A row's documents end to end: tokens [length] int32, loss [length] bool, and the documents' lengths."""
+
+    tokens: np.ndarray
+    loss: np.ndarray
+    lengths: np.ndarray
+
+    @property
+    def segments(self) -> np.ndarray:
+        """[length] int32: the number of each token's document, from 1."""
+        return np.repeat(np.arange(1, len(self.lengths) + 1, dtype=np.int32), self.lengths)
+
+    @property
+    def positions(self) -> np.ndarray:
+        """[length] int32: each token's place in its document, from 0."""
+        starts = np.repeat(np.cumsum(self.lengths) - self.lengths, self.lengths)
+        return (np.arange(len(self.tokens)) - starts).astype(np.int32)
 
 
-def unpack_row(record: bytes) -> tuple[np.ndarray, np.ndarray]:
-    """Tokens [length] int32 and loss mask [length] bool. Raises DataError for bytes that are no row."""
-    length = int(np.frombuffer(record[:4], "<u4")[0]) if len(record) >= 4 else -1
-    if length < 0 or len(record) != 4 + 4 * length + (length + 7) // 8:
+def pack_row(documents: Sequence[Tokens]) -> bytes:
+    """Documents as the bytes of one row."""
+    header = np.array([len(documents), *(len(document.ids) for document in documents)], "<u4")
+    tokens = np.concatenate([document.ids for document in documents]).astype("<u4")
+    return header.tobytes() + tokens.tobytes() + np.packbits(np.concatenate([document.loss for document in documents])).tobytes()
+
+
+def unpack_row(record: bytes) -> Row:
+    """The inverse. Raises DataError for bytes that are no row."""
+    words = np.frombuffer(record[: len(record) // 4 * 4], "<u4")
+    count = int(words[0]) if len(words) else -1
+    lengths = words[1 : 1 + count].astype(np.int64)
+    total, start = int(lengths.sum()), 4 * (1 + count)
+    if count < 0 or len(lengths) != count or len(record) != start + 4 * total + (total + 7) // 8:
         raise DataError("a shard holds a record that is not a training row; remove the data folder and run `gemma-ray data prepare`")
-    tokens = np.frombuffer(record, "<u4", count=length, offset=4).astype(np.int32)
-    bits = np.frombuffer(record, np.uint8, offset=4 + 4 * length)
-    return tokens, np.unpackbits(bits, count=length).astype(bool)
+    tokens = np.frombuffer(record, "<u4", count=total, offset=start).astype(np.int32)
+    bits = np.frombuffer(record, np.uint8, offset=start + 4 * total)
+    return Row(tokens, np.unpackbits(bits, count=total).astype(bool), lengths)

@@ -8,24 +8,30 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
-from gemma_ray.artifacts import file_sha256, fingerprint, write_json
+from gemma_ray.artifacts import file_sha256, fingerprint, replaced, write_json
 from gemma_ray.errors import DataError
 
 MANIFEST = "manifest.json"
+DROPPED = "dropped.jsonl"
 
 
 @dataclass(frozen=True)
 class Shard:
-    """One file of rows."""
+    """One file of rows. `examples` are in its rows, several in one where they are packed."""
 
     file: str
     rows: int
     sha256: str
+    examples: int
+    tokens: int
+    loss_tokens: int
+    lengths: dict[int, int]
+    """Rows by what they are padded to."""
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a data folder holds and what it was made from. `padding_fraction` is that of rows padded to `seq_len`."""
+    """What a data folder holds and what it was made from. `rows_read` and `rows_kept` count examples, `sequences` what training reads."""
 
     rows_read: int
     rows_kept: int
@@ -33,11 +39,21 @@ class Manifest:
     tokens: int
     loss_tokens: int
     padding_fraction: float
+    """Share of padding in sequences as they are trained on."""
     seq_len: int
+    layout: str
+    sequences: int
+    example_lengths: dict[int, int]
+    """Examples by tokens, rounded up to a 32nd of `seq_len`."""
     tokenizer: str
     source: str
+    schemas: dict[str, int]
+    """Records by the schema that read them."""
+    decontaminated: dict[str, str]
+    """Benchmarks that were kept out, with their fingerprints."""
     template: str
-    probe: str
+    probes: list[str]
+    """Probe conversations as they are rendered, which the served model's template has to render alike."""
     shards: list[Shard] = field(default_factory=list)
 
     def write(self, folder: Path) -> None:
@@ -66,24 +82,21 @@ def _remedy(folder: Path) -> str:
     return f"remove {folder} and run `gemma-ray data prepare`"
 
 
-def write_shard(path: Path, records: Sequence[bytes]) -> None:
-    """Write records to an ArrayRecord file that can be read at random."""
+def write_shard(path: Path, records: Sequence[bytes]) -> str:
+    """Write records to an ArrayRecord file that can be read at random, whole or not at all; its SHA-256."""
     from array_record.python.array_record_module import ArrayRecordWriter
 
-    writer = ArrayRecordWriter(str(path), "group_size:1")
-    for record in records:
-        writer.write(record)
-    writer.close()
+    with replaced(path) as temporary:
+        writer = ArrayRecordWriter(str(temporary), "group_size:1")
+        for record in records:
+            writer.write(record)
+        writer.close()
+        return file_sha256(temporary)
 
 
-def number_shards(folder: Path, rows_by_file: dict[str, int]) -> list[Shard]:
-    """Rename shard files, in their given order, to `shard-IIIII-of-NNNNN.array_record`, and describe them."""
-    shards = []
-    for i, (name, rows) in enumerate(rows_by_file.items()):
-        final = folder / f"shard-{i:05d}-of-{len(rows_by_file):05d}.array_record"
-        (folder / name).rename(final)
-        shards.append(Shard(final.name, rows, file_sha256(final)))
-    return shards
+def shard_name(number: int, of: int) -> str:
+    """The file of a shard."""
+    return f"shard-{number:05d}-of-{of:05d}.array_record"
 
 
 def check_shards(folder: Path, manifest: Manifest) -> None:

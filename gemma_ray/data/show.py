@@ -1,4 +1,4 @@
-"""Prepared rows for people: every token, and whether it bears loss."""
+"""Prepared rows for people: every token, whether it bears loss, and where an example ends."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from pathlib import Path
 
 import numpy as np
 
-from gemma_ray.data.records import unpack_row
-from gemma_ray.data.shards import check_shards, read_manifest
+from gemma_ray.data.records import Row, unpack_row
+from gemma_ray.data.shards import Manifest, check_shards, read_manifest
 from gemma_ray.errors import DataError
+from gemma_ray.models.templates import Tokens
 from gemma_ray.models.tokenizer import Tokenizer
 
 
@@ -24,39 +25,62 @@ class ShownToken:
     bears_loss: bool
 
 
-def shown_rows(folder: Path, model: Path, count: int) -> list[list[ShownToken]]:
-    """The first `count` rows of a data folder, decoded with the tokenizer of a model folder.
+def shown_examples(folder: Path, model: Path, count: int) -> list[list[ShownToken]]:
+    """The first `count` examples of a data folder, decoded with the tokenizer of a model folder.
 
-    Raises DataError or ModelError when either is missing.
+    Raises DataError when the folder is not prepared data or was made with another tokenizer, ModelError when there is none.
     """
     tokenizer = Tokenizer(model)
+    if read_manifest(folder).tokenizer != tokenizer.fingerprint():
+        raise DataError(f"{folder} was prepared with another tokenizer than {tokenizer.path}; run `gemma-ray data prepare` again")
     return [
-        [ShownToken(tokenizer.decode([int(t)]), int(t), bool(m)) for t, m in zip(tokens, mask, strict=True)]
-        for tokens, mask in itertools.islice(rows(folder), count)
+        [ShownToken(tokenizer.decode([int(t)]), int(t), bool(m)) for t, m in zip(found.ids, found.loss, strict=True)]
+        for found in itertools.islice(examples(folder), count)
     ]
 
 
-def marked_text(row: list[ShownToken], color: bool) -> str:
-    """A row as text, the tokens that bear loss in green (`color`) or between ⟦ and ⟧, token by token."""
+def marked_text(example: list[ShownToken], color: bool) -> str:
+    """An example as text, the tokens that bear loss in green (`color`) or between ⟦ and ⟧, token by token."""
     before, after = ("\x1b[32m", "\x1b[0m") if color else ("⟦", "⟧")
-    return "".join(f"{before}{token.text}{after}" if token.bears_loss else token.text for token in row)
+    return "".join(f"{before}{token.text}{after}" if token.bears_loss else token.text for token in example)
+
+
+def summary(manifest: Manifest, folder: Path) -> str:
+    """What was made, in three lines."""
+    read = ", ".join(f"{schema} {count}" for schema, count in manifest.schemas.items())
+    dropped = ", ".join(f"{reason} {count}" for reason, count in manifest.rows_dropped.items()) or "none"
+    share = manifest.loss_tokens / manifest.tokens
+    return (
+        f"examples: {manifest.rows_read} read ({read}), {manifest.rows_kept} kept; dropped: {dropped}\n"
+        f"tokens: {manifest.tokens}, of which {manifest.loss_tokens} ({share:.1%}) bear loss; "
+        f"{manifest.sequences} rows, {manifest.padding_fraction:.1%} of them padding\n"
+        f"shards: {len(manifest.shards)} in {folder}"
+    )
 
 
 def loss_free_prefixes(folder: Path, count: int) -> list[list[int]]:
-    """The tokens before the first that bears loss, of up to `count` rows with different such prefixes: prompts as the model sees them."""
+    """The tokens before the first that bears loss, of up to `count` examples with different such prefixes: prompts as models see them."""
     prefixes: dict[tuple[int, ...], None] = {}
-    for tokens, mask in rows(folder):
+    for found in examples(folder):
         if len(prefixes) == count:
             break
-        if mask.any() and not mask[0]:
-            prefixes[tuple(tokens[: int(mask.argmax())].tolist())] = None
+        if found.loss.any() and not found.loss[0]:
+            prefixes[tuple(found.ids[: int(found.loss.argmax())].tolist())] = None
     if not prefixes:
-        raise DataError(f"{folder}: no row begins with a prompt")
+        raise DataError(f"{folder}: no example begins with a prompt")
     return [list(prefix) for prefix in prefixes]
 
 
-def rows(folder: Path) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Tokens and loss mask of every row of a data folder, in shard order. Raises DataError when it is not prepared data, or damaged."""
+def examples(folder: Path) -> Iterator[Tokens]:
+    """Every example of a data folder, row by row. Raises DataError when it is not prepared data, or damaged."""
+    for row in rows(folder):
+        ends = np.cumsum(row.lengths)
+        for start, end in zip(ends - row.lengths, ends, strict=True):
+            yield Tokens(row.tokens[start:end], row.loss[start:end])
+
+
+def rows(folder: Path) -> Iterator[Row]:
+    """Every row of a data folder, in shard order. Raises DataError when it is not prepared data, or damaged."""
     from array_record.python.array_record_module import ArrayRecordReader
 
     manifest = read_manifest(folder)

@@ -1,24 +1,33 @@
-"""The Grain pipeline that training reads: shards → shuffled rows → padded global batches, with a state that a checkpoint can hold."""
+"""The Grain pipeline that training reads: shards → shuffled rows → padded batches, with a state that a checkpoint can hold.
+
+A batch's rows are a function of the data, the seed and the batch's number alone. A host reads the rows that its devices hold, and the state
+is the number of the next batch, the same on every host: so training goes on with another number of hosts, and no row is lost or repeated.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from gemma_ray.data.records import unpack_row
-from gemma_ray.data.shards import read_manifest
+from gemma_ray.data.shards import Manifest, read_manifest
 from gemma_ray.errors import DataError
 
+PREFETCHED = 4
 
-def batches(folder: Path, *, batch_size: int, seq_len: int, seed: int) -> Any:
-    """An endless iterator of global batches, reshuffled every epoch; the order is a function of the data and `seed` alone.
 
-    Each is a dictionary of arrays [batch, seq_len]: `tokens` int32, `loss_mask` bool (true where the token is to be predicted), `positions`
-    int32 (restarting with each document) and `segments` int32 (equal within a document, 0 on padding). `get_state()` and `set_state()`
-    continue exactly where a checkpoint left off.
-    Raises DataError when the folder is not prepared data, or its rows are longer than `seq_len`.
+def batches(folder: Path, *, batch_size: int, seq_len: int, seed: int, rows: Sequence[int] | None = None) -> Any:
+    """An endless iterator of batches, reshuffled every epoch.
+
+    Each is a dictionary of arrays [len(rows), length]: `tokens` int32, `loss_mask` bool (true where the token is to be predicted),
+    `positions` int32 (restarting with each document) and `segments` int32 (equal within a document, 0 on padding). `rows` are those of the
+    global batch of `batch_size` that are read, all by default; `length` is `seq_len`, or with layout `buckets` that of the batch.
+    `get_state()` and `set_state()` continue exactly where a checkpoint left off.
+    Raises DataError when the folder is not prepared data, its rows are longer than `seq_len`, or too few for a batch.
     """
     import grain.python as grain
 
@@ -28,17 +37,81 @@ def batches(folder: Path, *, batch_size: int, seq_len: int, seed: int) -> Any:
             f"{folder}: rows of up to {manifest.seq_len} tokens do not fit data.max_seq_len = {seq_len}; prepare the data again"
         )
     source: Any = grain.ArrayRecordDataSource([str(folder / shard.file) for shard in manifest.shards])
-    dataset = grain.MapDataset.source(source).shuffle(seed=seed).repeat().map(lambda record: _pad(record, seq_len))
-    dataset = dataset.batch(batch_size, drop_remainder=True)
-    return iter(dataset.to_iter_dataset(grain.ReadOptions(num_threads=2, prefetch_buffer_size=4)))
+    order = _Buckets(manifest, source, batch_size, seed) if manifest.layout == "buckets" else _Shuffled(source, batch_size, seq_len, seed)
+    chosen = range(batch_size) if rows is None else rows
+    dataset: Any = grain.MapDataset.range(len(order)).map(lambda number: _stacked(order.batch(number, chosen)))
+    return iter(dataset.to_iter_dataset(grain.ReadOptions(num_threads=2, prefetch_buffer_size=PREFETCHED)))
 
 
-def _pad(record: bytes, seq_len: int) -> dict[str, np.ndarray]:
-    tokens, loss_mask = unpack_row(record)
-    padding = (0, seq_len - len(tokens))
-    return {
-        "tokens": np.pad(tokens, padding),
-        "loss_mask": np.pad(loss_mask, padding),
-        "positions": np.pad(np.arange(len(tokens), dtype=np.int32), padding),
-        "segments": np.pad(np.ones(len(tokens), np.int32), padding),
-    }
+@dataclass(frozen=True)
+class _Batch:
+    """Records, and the length that they are padded to."""
+
+    records: list[bytes]
+    length: int
+
+
+class _Shuffled:
+    """Rows of one length in Grain's shuffled order; a batch may span the border of two epochs."""
+
+    def __init__(self, source: Any, batch_size: int, length: int, seed: int):
+        import grain.python as grain
+
+        self.rows: Any = grain.MapDataset.source(source).shuffle(seed=seed).repeat()
+        self.batch_size, self.length = batch_size, length
+
+    def __len__(self) -> int:
+        return len(self.rows) // self.batch_size
+
+    def batch(self, number: int, rows: Sequence[int]) -> _Batch:
+        """Some rows of a batch."""
+        return _Batch([self.rows[number * self.batch_size + row] for row in rows], self.length)
+
+
+class _Buckets:
+    """Rows in batches of one length: in every epoch rows are shuffled within their length, and then the batches; the rows that fill none of
+    a length wait for another epoch's shuffle."""
+
+    def __init__(self, manifest: Manifest, source: Any, batch_size: int, seed: int):
+        self.source, self.batch_size, self.seed = source, batch_size, seed
+        buckets = sorted({length for shard in manifest.shards for length in shard.lengths})
+        sizes = np.array([len(unpack_row(source[i]).tokens) for i in range(len(source))])
+        self.lengths = np.array(buckets)[np.searchsorted(buckets, sizes)]
+        self.per_epoch = sum(int((self.lengths == length).sum()) // batch_size for length in buckets)
+        if not self.per_epoch:
+            raise DataError(f"no length has {batch_size} rows for a batch; lower train.batch_size, or set data.layout=padded")
+        self._epoch: tuple[int, list[np.ndarray]] = (-1, [])
+
+    def __len__(self) -> int:
+        return 2**62
+
+    def batch(self, number: int, rows: Sequence[int]) -> _Batch:
+        """Some rows of a batch."""
+        epoch, place = divmod(number, self.per_epoch)
+        members = self._batches(epoch)[place]
+        return _Batch([self.source[int(members[row])] for row in rows], int(self.lengths[members[0]]))
+
+    def _batches(self, epoch: int) -> list[np.ndarray]:
+        kept, found = self._epoch
+        if kept == epoch:
+            return found
+        random = np.random.default_rng([self.seed, epoch])
+        found = []
+        for length in np.unique(self.lengths):
+            rows = random.permutation(np.flatnonzero(self.lengths == length))
+            found += np.split(rows[: len(rows) // self.batch_size * self.batch_size], len(rows) // self.batch_size or 1)
+        found = [found[i] for i in random.permutation(len(found)) if len(found[i])]
+        self._epoch = (epoch, found)
+        return found
+
+
+def _stacked(batch: _Batch) -> dict[str, np.ndarray]:
+    padded = [_padded(record, batch.length) for record in batch.records]
+    return {key: np.stack([row[key] for row in padded]) for key in padded[0]}
+
+
+def _padded(record: bytes, length: int) -> dict[str, np.ndarray]:
+    row = unpack_row(record)
+    padding = (0, length - len(row.tokens))
+    columns = {"tokens": row.tokens, "loss_mask": row.loss, "positions": row.positions, "segments": row.segments}
+    return {name: np.pad(column, padding) for name, column in columns.items()}

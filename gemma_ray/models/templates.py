@@ -1,145 +1,244 @@
-"""Chat formats by model family: how a conversation becomes text, and which characters of it bear loss.
+"""Chat formats by model family: how a conversation becomes tokens, and which of them bear loss.
 
-    family   opens a turn   closes it   roles                     reasoning                            loss
-    gemma4   <|turn>ROLE⏎   <turn|>⏎    system, user, model       <|channel>thought⏎ … ⏎<channel|>     the model's answer and its <turn|>
+    name             a turn                           roles                 system                       reasoning
+    gemma4           <|turn>ROLE⏎ … <turn|>⏎          system, user, model   a turn; <|think|>⏎ opens     <|channel>thought⏎ … ⏎<channel|>
+                                                                            it when reasoning follows    before the last answer
+    gemma4, early    the same                         the same              the same without ⏎           the same
+    gemma4, plain    the same                         the same              a turn                       the same
+    gemma3           <start_of_turn>ROLE⏎ …           user, model           stands before the first      none
+                     <end_of_turn>⏎                                         user's text
 
-Stock Gemma 4 templates carry no generation markers, so `return_assistant_tokens_mask` is all zeros for them and nothing says so
-(huggingface/trl 6577). The mask is therefore made here, from characters, and the rendering is compared with the model's own template.
+    loss             part: frame   earlier answers   reasoning   last answer
+    final_answer                                                      ×
+    assistant                             ×              ×            ×
+    full                     ×            ×              ×            ×
+
+An answer includes the marker that closes its turn. Stock Gemma 4 templates carry no generation markers, so `return_assistant_tokens_mask`
+is all zeros for them and nothing says so (huggingface/trl 6577). The mask is therefore made here, and the rendering is compared with the
+model's own template (`gemma_ray.models.template_check`).
+
+Markers become tokens by their ids; text between them is encoded as text, so that a `<turn|>` that somebody typed opens and closes nothing.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
 
 from gemma_ray.errors import ModelError
-from gemma_ray.models.gemma4 import FETCH, read_object
 from gemma_ray.models.tokenizer import Tokenizer
 
+Part = Literal["frame", "earlier", "reasoning", "answer"]
+Loss = Literal["final_answer", "assistant", "full"]
 
-@dataclass(frozen=True)
-class ChatFormat:
-    """One family's row of the table."""
-
-    bos: str
-    open: str
-    close: str
-    model_role: str
-    reasoning_open: str
-    reasoning_close: str
-
-    @property
-    def markers(self) -> tuple[str, ...]:
-        """Tokens that the tokenizer must have as single pieces."""
-        return (self.bos, self.open, self.close)
-
-
-FORMATS: dict[str, ChatFormat] = {
-    "gemma4": ChatFormat("<bos>", "<|turn>", "<turn|>", "model", "<|channel>thought\n", "\n<channel|>"),
+BEARS_LOSS: dict[Loss, tuple[Part, ...]] = {
+    "final_answer": ("answer",),
+    "assistant": ("earlier", "reasoning", "answer"),
+    "full": ("frame", "earlier", "reasoning", "answer"),
 }
 
 
 @dataclass(frozen=True)
-class Conversation:
-    """One question and its answer. `reasoning` stands before the answer as context, None leaves it out."""
+class ChatFormat:
+    """One row of the table. `think` opens the system turn when reasoning follows; `system_turn` is false where the system's text stands
+    before the first user's."""
+
+    name: str
+    family: str
+    """What config.json's model_type begins with."""
+    bos: str
+    open: str
+    close: str
+    markers: tuple[str, ...]
+    """Tokens that the tokenizer must have as single pieces."""
+    system_turn: bool = True
+    think: str = ""
+    reasoning: tuple[str, str] | None = None
+    """What stands before and after it."""
+
+    @cached_property
+    def marker_pattern(self) -> re.Pattern[str]:
+        """Finds the markers in the format's own text."""
+        return re.compile("(" + "|".join(map(re.escape, self.markers)) + ")")
+
+
+_GEMMA4: dict[str, Any] = {
+    "family": "gemma4",
+    "bos": "<bos>",
+    "open": "<|turn>",
+    "close": "<turn|>",
+    "reasoning": ("<|channel>thought\n", "\n<channel|>"),
+}
+_TURNS, _CHANNEL = ("<bos>", "<|turn>", "<turn|>"), ("<|channel>", "<channel|>")
+
+FORMATS: tuple[ChatFormat, ...] = (
+    ChatFormat("gemma4", markers=(*_TURNS, *_CHANNEL, "<|think|>"), think="<|think|>\n", **_GEMMA4),
+    ChatFormat("gemma4, early", markers=(*_TURNS, *_CHANNEL, "<|think|>"), think="<|think|>", **_GEMMA4),
+    ChatFormat("gemma4, plain", markers=(*_TURNS, *_CHANNEL), **_GEMMA4),
+    ChatFormat(
+        "gemma3", "gemma3", "<bos>", "<start_of_turn>", "<end_of_turn>", ("<bos>", "<start_of_turn>", "<end_of_turn>"), system_turn=False
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What the user said and what the model answered. `reasoning` stands before the answer, None leaves it out."""
 
     prompt: str
     answer: str
     reasoning: str | None = None
-    system: str | None = None
-
-    def messages(self) -> list[dict[str, str]]:
-        """The conversation as OpenAI-style messages."""
-        system = [{"role": "system", "content": self.system}] if self.system else []
-        reasoning = {"reasoning": self.reasoning} if self.reasoning else {}
-        return [*system, {"role": "user", "content": self.prompt}, {"role": "assistant", "content": self.answer, **reasoning}]
 
 
 @dataclass(frozen=True)
-class Rendered:
-    """A conversation as text, and the characters [start, end) that bear loss."""
+class Conversation:
+    """Turns in order, at least one, and what the system said before them."""
+
+    turns: tuple[Turn, ...]
+    system: str | None = None
+
+    @property
+    def thinks(self) -> bool:
+        """Whether the last answer has reasoning before it; that of earlier ones is never shown."""
+        return bool(self.turns[-1].reasoning)
+
+    def messages(self) -> list[dict[str, str]]:
+        """The conversation as OpenAI-style messages."""
+        found: list[dict[str, str]] = [{"role": "system", "content": self.system}] if self.system else []
+        for turn in self.turns:
+            reasoning = {"reasoning": turn.reasoning} if turn.reasoning else {}
+            found += [{"role": "user", "content": turn.prompt}, {"role": "assistant", "content": turn.answer, **reasoning}]
+        return found
+
+
+def exchange(prompt: str, answer: str, reasoning: str | None = None, system: str | None = None) -> Conversation:
+    """A conversation of one turn."""
+    return Conversation((Turn(prompt, answer, reasoning),), system)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Part of a rendered conversation: a marker, or text."""
 
     text: str
-    loss_start: int
-    loss_end: int
+    part: Part
+    is_marker: bool
 
 
-def render(chat: ChatFormat, conversation: Conversation) -> Rendered:
-    """The text of a conversation; loss on the answer and on the marker that ends the turn."""
-    turns = [("system", conversation.system)] if conversation.system else []
-    turns.append(("user", conversation.prompt))
-    text = chat.bos + "".join(f"{chat.open}{role}\n{content.strip()}{chat.close}\n" for role, content in turns)
-    text += f"{chat.open}{chat.model_role}\n"
-    if conversation.reasoning:
-        text += f"{chat.reasoning_open}{conversation.reasoning.strip()}{chat.reasoning_close}"
-    start = len(text)
-    text += conversation.answer.strip() + chat.close
-    return Rendered(text + "\n", start, len(text))
+def render(chat: ChatFormat, conversation: Conversation) -> list[Piece]:
+    """A conversation piece by piece. Raises ModelError for reasoning where the family has none."""
+    if conversation.thinks and chat.reasoning is None:
+        raise ModelError(f"{chat.name} has no place for reasoning; set data.reasoning=drop")
+    return [piece for piece in _render(chat, conversation) if piece.text]
 
 
-def render_prompt(chat: ChatFormat, prompt: str, system: str | None = None) -> str:
-    """The text up to where the model begins to answer."""
-    rendered = render(chat, Conversation(prompt, "", system=system))
-    return rendered.text[: rendered.loss_start]
+def _render(chat: ChatFormat, conversation: Conversation) -> Iterator[Piece]:
+    def frame(text: str, part: Part = "frame") -> Iterator[Piece]:
+        """The format's own text, in which markers are markers."""
+        for word in chat.marker_pattern.split(text):
+            yield Piece(word, part, word in chat.markers)
+
+    def said(text: str, part: Part = "frame") -> Piece:
+        """Somebody's, in which nothing is."""
+        return Piece(text.strip(), part, False)
+
+    system, thinks = conversation.system, conversation.thinks
+    yield from frame(chat.bos)
+    if chat.system_turn and (system or (thinks and chat.think)):
+        yield from frame(f"{chat.open}system\n{chat.think if thinks else ''}")
+        yield said(system or "")
+        yield from frame(f"{chat.close}\n")
+    last = len(conversation.turns) - 1
+    for i, turn in enumerate(conversation.turns):
+        yield from frame(f"{chat.open}user\n")
+        if system and not chat.system_turn and i == 0:
+            yield Piece(f"{system}\n\n", "frame", False)
+        yield said(turn.prompt)
+        yield from frame(f"{chat.close}\n{chat.open}model\n")
+        if i == last and turn.reasoning and chat.reasoning:
+            yield from frame(chat.reasoning[0], "reasoning")
+            yield said(turn.reasoning, "reasoning")
+            yield from frame(chat.reasoning[1], "reasoning")
+        yield said(turn.answer, "answer" if i == last else "earlier")
+        yield from frame(chat.close, "answer" if i == last else "earlier")
+        yield from frame("\n")
 
 
-def tokenize(tokenizer: Tokenizer, rendered: Rendered) -> tuple[list[int], list[bool]]:
-    """Ids and, for each, whether it bears loss: exactly the tokens that lie wholly within the answer."""
-    encoded = tokenizer.encode(rendered.text)
-    return encoded.ids, [rendered.loss_start <= a and b <= rendered.loss_end for a, b in encoded.offsets]
+def rendered_text(pieces: Sequence[Piece]) -> str:
+    """The pieces as one text."""
+    return "".join(piece.text for piece in pieces)
 
 
-def chat_format(folder: Path, model_type: str) -> ChatFormat:
-    """The chat format of a model folder, checked against its tokenizer and, when it ships one, its own chat template.
+@dataclass(frozen=True)
+class Tokens:
+    """One document: ids [length] int32, whether each bears loss [length] bool, and how many of them are the format's markers."""
 
-    `model_type` is config.json's. Raises ModelError for a family without a row, a tokenizer that lacks a turn marker, or a template that
-    renders a probe conversation otherwise.
-    """
-    family = next((name for name in FORMATS if model_type.startswith(name)), None)
-    if family is None:
-        raise ModelError(f"{folder}: no chat format for model_type '{model_type}'. Known families: {', '.join(FORMATS)}")
-    chat = FORMATS[family]
-    tokenizer = Tokenizer(folder)
-    missing = [marker for marker in chat.markers if tokenizer.special_id(marker) is None]
-    if missing:
-        raise ModelError(
-            f"{tokenizer.path}: the tokenizer has no token {', '.join(missing)}, which {family} marks turns with; "
-            "use the tokenizer that belongs to the model"
-        )
-    probe = Conversation(" How wide is a byte? ", "8 bits\n", system="Answer briefly.")
-    theirs = own_template(folder, probe.messages())
-    ours = render(chat, probe).text
-    if theirs is not None and theirs != ours:
-        raise ModelError(
-            f"{folder}: its chat template is not {family}'s: it renders a probe as {theirs!r}, {family} as {ours!r}; "
-            "training on one and serving with the other would go wrong in silence"
-        )
-    return chat
+    ids: np.ndarray
+    loss: np.ndarray
+    markers: int = 0
 
 
-def own_template(folder: Path, messages: list[dict[str, str]]) -> str | None:
-    """Messages as the folder's own chat template renders them; None when it has none.
-
-    Raises ModelError naming the tokenizer's file, or the template, that cannot be read.
-    """
-    from transformers import AutoTokenizer
-
-    settings = folder / "tokenizer_config.json"
-    if settings.is_file():
-        read_object(settings)
-    try:
-        tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except Exception as e:  # as many kinds as there are files
-        raise ModelError(f"{folder}: transformers cannot read its tokenizer files ({_short(e)}); {FETCH}") from e
-    if not tokenizer.chat_template:
-        return None
-    try:
-        return tokenizer.apply_chat_template(messages, tokenize=False)
-    except Exception as e:  # a template is a program: it may raise anything
-        own = folder / "chat_template.jinja"
-        raise ModelError(f"{own if own.is_file() else settings}: the chat template does not render ({_short(e)}); {FETCH}") from e
+def tokenize(tokenizer: Tokenizer, rows: Sequence[Sequence[Piece]], loss: Loss = "final_answer") -> list[Tokens]:
+    """Rendered conversations as tokens. A token bears loss when it lies wholly within parts that do."""
+    bearing = BEARS_LOSS[loss]
+    runs = [list(_runs(pieces, bearing)) for pieces in rows]
+    encoded = iter(tokenizer.encode_text([run.text for row in runs for run in row if not run.is_marker]))
+    return [_joined(tokenizer, row, encoded) for row in runs]
 
 
-def _short(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
+@dataclass
+class _Run:
+    """A marker, or text between two of them. `bears` are the characters [start, end) that do."""
+
+    text: str
+    is_marker: bool
+    bears: list[tuple[int, int]]
+
+
+def _runs(pieces: Sequence[Piece], bearing: tuple[Part, ...]) -> Iterator[_Run]:
+    run = _Run("", False, [])
+    for piece in pieces:
+        span = [(len(run.text), len(run.text) + len(piece.text))] if piece.part in bearing else []
+        if piece.is_marker:
+            if run.text:
+                yield run
+            yield _Run(piece.text, True, [(0, len(piece.text))] if span else [])
+            run = _Run("", False, [])
+        else:
+            joins = span and run.bears and run.bears[-1][1] == span[0][0]
+            bears = [*run.bears[:-1], (run.bears[-1][0], span[0][1])] if joins else [*run.bears, *span]
+            run = _Run(run.text + piece.text, False, bears)
+    if run.text:
+        yield run
+
+
+def _joined(tokenizer: Tokenizer, runs: list[_Run], encoded: Iterator[Any]) -> Tokens:
+    ids: list[int] = []
+    loss: list[tuple[int, int]] = []
+    for run in runs:
+        start = len(ids)
+        if run.is_marker:
+            ids.append(tokenizer.marker_id(run.text))
+            loss += [(start, start + 1)] if run.bears else []
+            continue
+        found = next(encoded)
+        ids += found.ids
+        for first, end in run.bears:
+            a, b = (0, len(found.ids)) if (first, end) == (0, len(run.text)) else _within(found, first, end)
+            loss.append((start + a, start + b))
+    mask = np.zeros(len(ids), bool)
+    for a, b in loss:
+        mask[a:b] = True
+    return Tokens(np.array(ids, np.int32), mask, sum(run.is_marker for run in runs))
+
+
+def _within(encoding: Any, first: int, end: int) -> tuple[int, int]:
+    """Tokens [a, b) that lie wholly within characters [first, end)."""
+    offsets = encoding.offsets
+    inside = [i for i, (a, b) in enumerate(offsets) if first <= a and b <= end]
+    return (inside[0], inside[-1] + 1) if inside else (0, 0)

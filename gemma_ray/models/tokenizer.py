@@ -58,6 +58,14 @@ class Tokenizer:
         encoded = self._tokenizer.encode(text, add_special_tokens=False)
         return Encoded(encoded.ids, encoded.offsets)
 
+    def encode_text(self, texts: list[str]) -> list[Any]:
+        """The `tokenizers.Encoding` of each text, in which nothing is a special token, whatever it looks like."""
+        self._tokenizer.encode_special_tokens = True
+        try:
+            return self._tokenizer.encode_batch(texts, add_special_tokens=False)
+        finally:
+            self._tokenizer.encode_special_tokens = False
+
     def decode(self, ids: Iterable[int]) -> str:
         """The text of ids, special tokens included."""
         return self._tokenizer.decode(list(ids), skip_special_tokens=False)
@@ -69,6 +77,13 @@ class Tokenizer:
     def special_id(self, token: str) -> int | None:
         """The id of a token that is one piece by itself, None when the tokenizer has no such token."""
         return self._tokenizer.token_to_id(token)
+
+    def marker_id(self, token: str) -> int:
+        """The id of a token that is there. Raises ModelError when it is not."""
+        found = self.special_id(token)
+        if found is None:
+            raise ModelError(f"{self.path}: the tokenizer has no token {token}; use the tokenizer that belongs to the model")
+        return found
 
     def ordinary_ids(self) -> list[int]:
         """Ids of plain text: no control token, no single byte, no unused id."""

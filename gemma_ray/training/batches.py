@@ -1,9 +1,9 @@
 """Global batches: the same rows on the same step whatever the topology.
 
 Tunix's trainer shards a process's *local* rows against the *global* axis size; when they do not divide, it silently replicates, with
-different data on each process (tunix.sft.sharding_utils.get_sharding). So batches are placed here instead: every process reads the global
-batch, which is small next to the step, and keeps the rows of its own devices. `check_same_batch` compares content across processes before
-the first step.
+different data on each process (tunix.sft.sharding_utils.get_sharding). So batches are placed here instead: every process reads the rows of
+its own devices (`local_rows`), whatever the mesh, and puts them where they belong in the global batch. `check_same_batch` compares content
+across processes before the first step.
 """
 
 from __future__ import annotations
@@ -18,13 +18,31 @@ if TYPE_CHECKING:
     import jax
 
 
-def place_batch(batch: dict[str, np.ndarray], mesh: jax.sharding.Mesh) -> dict[str, Any]:
-    """A global batch [batch, length] of NumPy arrays as arrays sharded over `fsdp`; each process passes the whole batch."""
+def local_rows(mesh: jax.sharding.Mesh, batch_size: int) -> list[int]:
+    """The rows of a global batch that lie on this process's devices, in order. Where tp spans hosts, several processes hold the same."""
+    held = _sharding(mesh).addressable_devices_indices_map((batch_size,)).values()
+    return sorted({row for (rows,) in held for row in range(*rows.indices(batch_size))})
+
+
+def place_batch(batch: dict[str, np.ndarray], mesh: jax.sharding.Mesh, batch_size: int) -> dict[str, Any]:
+    """Global arrays [batch_size, length], sharded over `fsdp`, from this process's `local_rows` of a batch [rows, length]."""
     import jax
+
+    place = {row: i for i, row in enumerate(local_rows(mesh, batch_size))}
+
+    def placed(rows: np.ndarray) -> Any:
+        def shard(index: tuple[slice, ...]) -> np.ndarray:
+            return rows[[place[row] for row in range(*index[0].indices(batch_size))]]
+
+        return jax.make_array_from_callback((batch_size, *rows.shape[1:]), _sharding(mesh), shard)
+
+    return {key: placed(rows) for key, rows in batch.items()}
+
+
+def _sharding(mesh: jax.sharding.Mesh) -> jax.sharding.NamedSharding:
     from jax.sharding import NamedSharding, PartitionSpec
 
-    sharding = NamedSharding(mesh, PartitionSpec("fsdp"))
-    return {key: jax.make_array_from_callback(rows.shape, sharding, lambda index, rows=rows: rows[index]) for key, rows in batch.items()}
+    return NamedSharding(mesh, PartitionSpec("fsdp"))
 
 
 def batch_checksum(tokens: Any) -> Any:
@@ -36,7 +54,7 @@ def batch_checksum(tokens: Any) -> Any:
 
 
 def check_same_batch(batch: dict[str, np.ndarray], placed: dict[str, Any]) -> None:
-    """Raise StageError unless the placed global batch is, row by row, the batch that this process read."""
+    """Raise StageError unless the placed global batch is, row by row, the whole `batch` as this process reads it."""
     import jax
 
     expected = int(batch_checksum(batch["tokens"]))

@@ -25,7 +25,7 @@ from gemma_ray.data.source import batches
 from gemma_ray.errors import StageError
 from gemma_ray.models.attention import pick_kernel
 from gemma_ray.models.gemma4 import read_text_config
-from gemma_ray.training.batches import check_same_batch, place_batch
+from gemma_ray.training.batches import check_same_batch, local_rows, place_batch
 from gemma_ray.training.build import build_model
 from gemma_ray.training.checkpoints import check_continuable, latest_step, unreadable_named
 from gemma_ray.training.config import LoraConfig, MeshConfig, TrainConfig
@@ -102,7 +102,7 @@ class Trainer(PeftTrainer):
         self.last_loss = before[-1].loss if before else math.nan
         self._step: Step | None = None
         self.schedule = learning_rate_schedule(job.train)
-        self.batches = batches(job.data, batch_size=job.train.batch_size, seq_len=job.seq_len, seed=job.train.seed)
+        self.batches = self._batches(local_rows(mesh, job.train.batch_size))
         if self.resumed_from:
             self.batches.set_state(self._restored_custom_metadata["data"])
         self.metrics_file = MetricsFile(job.metrics, self.resumed_from) if jax.process_index() == 0 else None
@@ -115,11 +115,17 @@ class Trainer(PeftTrainer):
         """The next global batch on the mesh; None when the last step is done."""
         if self.train_steps >= self.job.train.steps:
             return None
-        batch = next(self.batches)
-        placed = place_batch(batch, self.mesh)
+        before = self.batches.get_state()
+        placed = place_batch(next(self.batches), self.mesh, self.job.train.batch_size)
         if self.train_steps == self.resumed_from:
-            check_same_batch(batch, placed)
+            whole = self._batches(None)
+            whole.set_state(before)
+            check_same_batch(next(whole), placed)
         return placed
+
+    def _batches(self, rows: list[int] | None) -> Any:
+        job = self.job
+        return batches(job.data, batch_size=job.train.batch_size, seq_len=job.seq_len, seed=job.train.seed, rows=rows)
 
     def jit_train_and_eval_step(self, skip_jit: bool = False, cache_nnx_graph: bool = False) -> Any:
         """What Tunix calls for each batch, in the shape in which it looks for it; there is no evaluation."""

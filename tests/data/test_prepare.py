@@ -1,8 +1,9 @@
-"""The data stage on real Ray Data: counts, masks, order, errors; and the Grain source that reads its shards."""
+"""The data stage on real Ray Data: counts, masks, order, errors, and what is left after a kill."""
 
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,16 +13,15 @@ import pytest
 
 from gemma_ray.data.config import DataConfig
 from gemma_ray.data.prepare import prepare, prepare_text
-from gemma_ray.data.readers import parse_codev, source_files
 from gemma_ray.data.records import pack_row, unpack_row
-from gemma_ray.data.shards import check_shards, read_manifest
-from gemma_ray.data.show import loss_free_prefixes, marked_text, shown_rows
-from gemma_ray.data.source import batches
+from gemma_ray.data.shards import DROPPED, check_shards, read_manifest
+from gemma_ray.data.show import examples, loss_free_prefixes, marked_text, rows, shown_examples
 from gemma_ray.errors import DataError, RecipeError
+from gemma_ray.models.templates import Tokens
 from gemma_ray.models.tokenizer import Tokenizer
 from gemma_ray.recipe import parse_recipe
 
-CONFIG = DataConfig(max_seq_len=128, rows_per_shard=8)
+CONFIG = DataConfig(max_seq_len=128, rows_per_shard=8, near_duplicates=None, bad_lines=0)
 
 
 def record(i: int, answer: str | None = None) -> dict[str, str]:
@@ -37,6 +37,10 @@ def write(path: Path, records: list[Any]) -> Path:
     return path
 
 
+def changed(**change: Any) -> DataConfig:
+    return CONFIG.model_copy(update=change)
+
+
 @pytest.fixture(scope="module", autouse=True)
 def ray_cluster() -> Iterator[None]:
     import ray
@@ -48,62 +52,165 @@ def ray_cluster() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def prepared(tiny_gemma: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("source")
+    place = tmp_path_factory.mktemp("prepared")
+    folder = place / "source"
+    folder.mkdir()
     write(folder / "a.jsonl", [record(i) for i in range(20)])
     bad = [record(90, "no fence"), {"prompt": "p", "response": "no answer"}, {"prompt": " ", "response": "<answer>x</answer>"}]
-    write(folder / "b.jsonl", [*bad, record(91, "```verilog\nmodule m; " + "wire x; " * 200 + "endmodule\n```"), "", record(20)])
-    prepare(CONFIG, str(folder), tiny_gemma, folder / "out")
-    return folder / "out"
+    long = record(91, "```verilog\nmodule m; " + "wire x; " * 200 + "endmodule\n```")
+    write(folder / "b.jsonl", [*bad, long, "", record(20), record(3), record(92, "```verilog\nmodule m; endmodule")])
+    prepare(CONFIG, str(folder), tiny_gemma, place / "out")
+    return place / "out"
 
 
-def test_rows_are_counted_by_reason(prepared: Path) -> None:
+@pytest.fixture(scope="module")
+def source(prepared: Path) -> str:
+    return str(prepared.parent / "source")
+
+
+def test_examples_are_counted_by_reason_and_listed(prepared: Path) -> None:
     manifest = read_manifest(prepared)
-    assert (manifest.rows_read, manifest.rows_kept) == (25, 21)
-    assert manifest.rows_dropped == {"no_answer": 1, "no_module": 1, "no_prompt": 1, "too_long": 1}
-    assert sum(shard.rows for shard in manifest.shards) == 21
-    assert len(manifest.shards) > 1
-    assert manifest.padding_fraction == pytest.approx(1 - manifest.tokens / (21 * 128))
+    assert (manifest.rows_read, manifest.rows_kept) == (27, 21)
+    assert manifest.rows_dropped == {
+        "duplicate": 1,
+        "no_answer": 1,
+        "no_module": 1,
+        "no_prompt": 1,
+        "too_long": 1,
+        "unbalanced_fences": 1,
+    }
+    assert manifest.schemas == {"codev-sft": 27}
+    assert sum(shard.examples for shard in manifest.shards) == 21
+    assert sum(manifest.example_lengths.values()) == 21
+    assert len(manifest.shards) == 3
     check_shards(prepared, manifest)
+    listed = [json.loads(line) for line in (prepared / DROPPED).read_text().splitlines()]
+    b = prepared.parent / "source" / "b.jsonl"
+    assert {(line["where"], line["reason"]) for line in listed} == {
+        (f"{b}:1", "no_module"),
+        (f"{b}:2", "no_answer"),
+        (f"{b}:3", "no_prompt"),
+        (f"{b}:4", "too_long"),
+        (f"{b}:7", "duplicate"),
+        (f"{b}:8", "unbalanced_fences"),
+    }
+    assert next(line["detail"] for line in listed if line["reason"] == "duplicate") == f"like {prepared.parent / 'source' / 'a.jsonl'}:4"
+
+
+def test_rows_are_packed_and_no_example_is_cut(prepared: Path) -> None:
+    manifest = read_manifest(prepared)
+    found = list(rows(prepared))
+    assert (len(found), manifest.layout) == (manifest.sequences, "packed")
+    assert manifest.sequences < manifest.rows_kept
+    assert all(len(row.tokens) <= 128 for row in found)
+    assert manifest.padding_fraction == pytest.approx(1 - manifest.tokens / (manifest.sequences * 128))
+    for row in found:
+        starts = np.flatnonzero(row.positions == 0)
+        assert len(starts) == len(row.lengths) == row.segments[-1]
+        assert (row.tokens[starts] == 2).all()  # <bos>
 
 
 def test_only_the_answer_bears_loss_and_reasoning_is_left_out(prepared: Path, tiny_gemma: Path) -> None:
-    rows = shown_rows(prepared, tiny_gemma, 21)
-    for i, row in enumerate(rows):
-        bearing = "".join(token.text for token in row if token.bears_loss)
-        assert bearing == f"```verilog\nmodule TopModule;\n  // {i}\nendmodule\n```<turn|>"
-        assert "hm" not in "".join(token.text for token in row)
-    assert marked_text(rows[0], color=False).count("⟦") == sum(token.bears_loss for token in rows[0])
-    assert sum(token.bears_loss for row in rows for token in row) == read_manifest(prepared).loss_tokens
+    shown = shown_examples(prepared, tiny_gemma, 21)
+    bearing = ["".join(token.text for token in example if token.bears_loss) for example in shown]
+    assert sorted(bearing) == sorted(f"```verilog\nmodule TopModule;\n  // {i}\nendmodule\n```<turn|>" for i in range(21))
+    assert all("hm" not in "".join(token.text for token in example) for example in shown)
+    assert marked_text(shown[0], color=False).count("⟦") == sum(token.bears_loss for token in shown[0])
+    assert sum(token.bears_loss for example in shown for token in example) == read_manifest(prepared).loss_tokens
 
 
-def test_reasoning_as_context_bears_no_loss(tmp_path: Path, tiny_gemma: Path) -> None:
+@pytest.mark.parametrize(
+    ("loss", "reasoning", "bears"), [("final_answer", "keep", False), ("assistant", "keep", True), ("assistant", "drop", False)]
+)
+def test_reasoning_bears_loss_as_the_recipe_says(tmp_path: Path, tiny_gemma: Path, loss: str, reasoning: str, bears: bool) -> None:
     source = write(tmp_path / "a.jsonl", [record(3)])
-    prepare(CONFIG.model_copy(update={"reasoning": "context"}), str(source), tiny_gemma, tmp_path / "out")
-    (row,) = shown_rows(tmp_path / "out", tiny_gemma, 5)
-    text = "".join(token.text for token in row)
-    assert "<|channel>thought\nhm 3\n<channel|>" in text
-    assert "hm" not in "".join(token.text for token in row if token.bears_loss)
+    prepare(changed(reasoning=reasoning, loss=loss), str(source), tiny_gemma, tmp_path / "out")
+    (example,) = shown_examples(tmp_path / "out", tiny_gemma, 5)
+    assert ("<|channel>thought\nhm 3\n<channel|>" in "".join(token.text for token in example)) == (reasoning == "keep")
+    assert ("hm 3" in "".join(token.text for token in example if token.bears_loss)) == bears
 
 
-def test_the_same_source_gives_the_same_bytes(prepared: Path, tiny_gemma: Path, tmp_path: Path) -> None:
-    again = prepare(CONFIG, str(prepared.parent), tiny_gemma, tmp_path / "again")
+def test_the_same_source_gives_the_same_bytes(prepared: Path, source: str, tiny_gemma: Path, tmp_path: Path) -> None:
+    again = prepare(CONFIG, source, tiny_gemma, tmp_path / "again")
     assert again == read_manifest(prepared)
+    assert [path.name for path in tmp_path.iterdir()] == ["again"]
+
+
+@pytest.mark.parametrize("chunk_bytes", [40, 300, 1 << 20])
+def test_chunks_of_any_size_give_the_same_examples_and_places(
+    prepared: Path, source: str, tiny_gemma: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk_bytes: int
+) -> None:
+    from gemma_ray.data import files
+    from gemma_ray.data import prepare as module
+
+    monkeypatch.setattr(module, "chunks", lambda found: files.chunks(found, chunk_bytes))
+    prepare(CONFIG, source, tiny_gemma, tmp_path / "out")
+    assert [shard.sha256 for shard in read_manifest(tmp_path / "out").shards] == [shard.sha256 for shard in read_manifest(prepared).shards]
+    assert (tmp_path / "out" / DROPPED).read_text() == (prepared / DROPPED).read_text()
+
+
+def test_what_was_finished_before_a_kill_is_not_done_again(
+    prepared: Path, source: str, tiny_gemma: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from gemma_ray.data import files
+    from gemma_ray.data import prepare as module
+
+    monkeypatch.setattr(module, "chunks", lambda found: files.chunks(found, 1000))
+    finish, notes = module._finish, []
+
+    def killed(*_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module, "_finish", killed)
+    with pytest.raises(KeyboardInterrupt):
+        prepare(CONFIG, source, tiny_gemma, tmp_path / "out")
+    (work,) = tmp_path.iterdir()
+    finished = {path.name: path.stat().st_mtime_ns for path in work.glob("chunk-*")}
+    assert len(finished) > 3
+    (work / "chunk-000002.arrow").unlink()
+    monkeypatch.setattr(
+        module, "_finish", lambda *rest: (notes.append({p.name: p.stat().st_mtime_ns for p in work.glob("chunk-*")}), finish(*rest))[1]
+    )
+    prepare(CONFIG, source, tiny_gemma, tmp_path / "out")
+    assert {name for name, time in notes[0].items() if finished[name] != time} == {"chunk-000002.arrow"}
+    assert (tmp_path / "out" / DROPPED).read_text() == (prepared / DROPPED).read_text()
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_a_full_disk_leaves_what_is_finished_and_nothing_half_written(
+    prepared: Path, source: str, tiny_gemma: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from gemma_ray.data import prepare as module
+
+    class Full(module.ShardJob):
+        def __call__(self, number: int, places: Any) -> None:
+            if number == 1:
+                raise OSError(28, "No space left on device")
+            super().__call__(number, places)
+
+    monkeypatch.setattr(module, "ShardJob", Full)
+    with pytest.raises(OSError, match="No space left"):
+        prepare(CONFIG, source, tiny_gemma, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    monkeypatch.undo()
+    assert prepare(CONFIG, source, tiny_gemma, tmp_path / "out") == read_manifest(prepared)
 
 
 @pytest.mark.parametrize(
     ("records", "message"),
     [
         ([record(0), "{not json"], r"a\.jsonl:2: not a line of JSON"),
-        ([record(0), "[1, 2]"], r"a\.jsonl:2: a record is an object"),
-        ([{"prompt": "p", "completion": "c"}], r"a\.jsonl:1: needs text under 'response'; the record has completion, prompt"),
-        ([{"prompt": 3, "response": "c"}], "needs text under 'prompt', which is a number"),
-        ([{"prompt": None, "response": "c"}], "needs text under 'prompt', which is null"),
+        ([record(0), "[1, 2]"], r"a\.jsonl:2: a record is an object, not a list"),
+        ([record(0), "", "{}"], r"a\.jsonl:3: no known columns: the record has none; wanted are prompt and response.*data\.columns"),
+        ([{"prompt": 3, "response": "c"}], "'prompt' is a number; wanted is text"),
+        ([{"prompt": None, "response": "c"}], "'prompt' is null"),
         ([record(0), '{"prompt": ' + "9" * 5000 + "}"], r"a\.jsonl:2: not a line of JSON \(Exceeds the limit \(4300 digits\)"),
         ([record(0), "[" * 200_000], r"a\.jsonl:2: not a line of JSON"),
-        ([record(0), {**record(1), "prompt": "a\ud800"}], r"a\.jsonl:2: 'prompt' holds \\ud800, half of a character, at 1"),
-        ([{f"key{i:04}\ud800": i for i in range(3000)}], r"key0007\\ud800 and 2992 more$"),
+        ([{f"key{i:04}\ud800": i for i in range(3000)}], r"key0007\\ud800 and 2992 more;"),
+        ([record(0), *["{"] * 5], r"a\.jsonl:2: .*a\.jsonl:3: .*a\.jsonl:4: .* and 2 more \(5 of 6 records; data\.bad_lines=0\)"),
         ([], "not one record"),
-        ([record(0, "no module")], r"all 1 rows were dropped \(no_module 1\)"),
+        ([record(0, "no module")], r"all 1 rows were dropped \(no_module 1\), the first .*a\.jsonl:1: no_module"),
+        ([record(0, "```verilog\nmodule m; " + "wire x; " * 200 + "endmodule\n```")], r"too_long 1.*tokens; data\.max_seq_len is 128"),
     ],
 )
 def test_bad_data_is_refused_and_nothing_is_left(records: list[Any], message: str, tiny_gemma: Path, tmp_path: Path) -> None:
@@ -113,47 +220,42 @@ def test_bad_data_is_refused_and_nothing_is_left(records: list[Any], message: st
     assert [p.name for p in tmp_path.iterdir()] == ["a.jsonl"]
 
 
+def test_some_bad_lines_are_counted_when_the_recipe_allows_them(tiny_gemma: Path, tmp_path: Path) -> None:
+    source = write(tmp_path / "a.jsonl", [record(0), "{", {**record(1), "prompt": "a\ud800"}, {**record(1), "prompt": "bell \x07"}])
+    manifest = prepare(changed(bad_lines=1), str(source), tiny_gemma, tmp_path / "out")
+    assert manifest.rows_dropped == {"encoding": 2, "malformed": 1}
+
+
+@pytest.mark.parametrize(("rule", "kept"), [("drop", 1), ("truncate", 3)])
+def test_what_is_longer_than_a_row(tiny_gemma: Path, tmp_path: Path, rule: str, kept: int) -> None:
+    long = {"prompt": "Make it. " + "Long words. " * 60, "response": record(1)["response"]}
+    thinks = {"prompt": "Make two.", "response": "<think>" + "well " * 200 + record(2)["response"].removeprefix("<think>")}
+    source = write(tmp_path / "a.jsonl", [record(0), long, thinks])
+    manifest = prepare(changed(too_long=rule, reasoning="keep"), str(source), tiny_gemma, tmp_path / "out")
+    assert manifest.rows_kept == kept
+    for example in shown_examples(tmp_path / "out", tiny_gemma, 3):
+        assert len(example) <= 128
+        assert "".join(token.text for token in example if token.bears_loss).endswith("endmodule\n```<turn|>")
+    refused = write(tmp_path / "b.jsonl", [record(0), long, long])
+    with pytest.raises(DataError, match=r"b\.jsonl:2: \d+ tokens; .*b\.jsonl:3: .*data\.too_long=refuse"):
+        prepare(changed(too_long="refuse"), str(refused), tiny_gemma, tmp_path / "x")
+
+
+def test_a_tokenizer_that_is_not_the_manifests_is_refused(prepared: Path, tiny_gemma: Path, tmp_path: Path) -> None:
+    other = tmp_path / "model"
+    shutil.copytree(tiny_gemma, other)
+    (other / "tokenizer.json").write_text((other / "tokenizer.json").read_text() + "\n")
+    with pytest.raises(DataError, match="prepared with another tokenizer"):
+        shown_examples(prepared, other, 1)
+
+
 def test_bytes_that_are_not_utf8_are_refused(tiny_gemma: Path, tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(b'{"prompt": "\xff", "response": ""}\n')
     with pytest.raises(DataError, match=r"a\.jsonl:1"):
         prepare(CONFIG, str(tmp_path / "a.jsonl"), tiny_gemma, tmp_path / "out")
 
 
-@pytest.mark.parametrize("source", ["nowhere.jsonl", "*.nothing", "gs://bucket/a.jsonl"])
-def test_a_source_that_is_not_there_is_refused(source: str) -> None:
-    with pytest.raises(DataError, match=r"data\.source"):
-        source_files(source)
-
-
-def test_a_batch_is_padded_and_its_order_is_the_seeds(prepared: Path) -> None:
-    def first(seed: int, count: int) -> list[dict[str, np.ndarray]]:
-        iterator = batches(prepared, batch_size=4, seq_len=128, seed=seed)
-        return [next(iterator) for _ in range(count)]
-
-    one, same, other = first(1, 12), first(1, 12), first(2, 12)
-    assert all(np.array_equal(a["tokens"], b["tokens"]) for a, b in zip(one, same, strict=True))
-    assert not np.array_equal(one[0]["tokens"], other[0]["tokens"])
-    for batch in one:  # 48 rows: more than two epochs of 21
-        assert batch["tokens"].shape == (4, 128)
-        assert not batch["tokens"][~(batch["segments"] > 0)].any()
-        assert not (batch["loss_mask"] & ~(batch["segments"] > 0)).any()
-    assert not np.array_equal(one[0]["tokens"], one[5]["tokens"])
-
-
-def test_a_restored_state_continues_exactly(prepared: Path) -> None:
-    iterator = batches(prepared, batch_size=4, seq_len=128, seed=3)
-    for _ in range(7):
-        next(iterator)
-    state = json.loads(json.dumps(iterator.get_state()))
-    expected = [next(iterator)["tokens"] for _ in range(4)]
-    resumed = batches(prepared, batch_size=4, seq_len=128, seed=3)
-    resumed.set_state(state)
-    assert all(np.array_equal(next(resumed)["tokens"], tokens) for tokens in expected)
-
-
 def test_a_changed_shard_is_noticed(prepared: Path, tmp_path: Path) -> None:
-    import shutil
-
     folder = tmp_path / "data"
     shutil.copytree(prepared, folder)
     manifest = read_manifest(folder)
@@ -167,11 +269,6 @@ def test_a_changed_shard_is_noticed(prepared: Path, tmp_path: Path) -> None:
         check_shards(folder, manifest)
 
 
-def test_rows_longer_than_the_recipe_are_refused(prepared: Path) -> None:
-    with pytest.raises(DataError, match="max_seq_len"):
-        batches(prepared, batch_size=4, seq_len=64, seed=0)
-
-
 def test_prompts_are_what_stands_before_the_loss(prepared: Path, tiny_gemma: Path) -> None:
     prefixes = loss_free_prefixes(prepared, 3)
     assert len(prefixes) == 3
@@ -181,30 +278,26 @@ def test_prompts_are_what_stands_before_the_loss(prepared: Path, tiny_gemma: Pat
 def test_raw_text_becomes_full_rows_that_all_bear_loss(tiny_gemma: Path, tmp_path: Path) -> None:
     texts = [f"module m{i};\nendmodule\n" for i in range(40)]
     manifest = prepare_text(texts, tiny_gemma, 32, tmp_path / "text")
-    assert manifest.loss_tokens == manifest.tokens == manifest.rows_kept * 32
+    assert manifest.loss_tokens == manifest.tokens == manifest.sequences * 32
     tokenizer = Tokenizer(tiny_gemma)
     stream = [t for text in texts for t in [*tokenizer.encode(text).ids, 1]]
-    rows = shown_rows(tmp_path / "text", tiny_gemma, 1000)
-    assert [token.id for row in rows for token in row[1:]] == stream[: len(rows) * 31]
+    found = list(examples(tmp_path / "text"))
+    assert [int(i) for row in found for i in row.ids[1:]] == stream[: len(found) * 31]
     with pytest.raises(DataError, match="do not fill one row"):
         prepare_text(["a"], tiny_gemma, 32, tmp_path / "short")
 
 
 def test_a_row_survives_packing() -> None:
     rng = np.random.default_rng(0)
-    for length in (1, 7, 8, 9, 300):
-        tokens, mask = rng.integers(0, 262_144, length), rng.random(length) < 0.5
-        back, bits = unpack_row(pack_row(tokens.tolist(), mask.tolist()))
-        assert np.array_equal(back, tokens)
-        assert np.array_equal(bits, mask)
-    with pytest.raises(DataError):
-        unpack_row(b"\x05\x00\x00\x00abc")
-
-
-def test_a_codev_record_is_taken_apart() -> None:
-    parsed = parse_codev(record(5), "here")
-    assert (parsed.prompt, parsed.reasoning) == ("Make number 5.", "hm 5")
-    assert parsed.answer.startswith("```verilog\nmodule")
+    for lengths in ([1], [7, 8], [9, 1, 300]):
+        documents = [Tokens(rng.integers(0, 262_144, n).astype(np.int32), rng.random(n) < 0.5) for n in lengths]
+        row = unpack_row(pack_row(documents))
+        assert row.lengths.tolist() == lengths
+        assert np.array_equal(row.tokens, np.concatenate([document.ids for document in documents]))
+        assert np.array_equal(row.loss, np.concatenate([document.loss for document in documents]))
+    for damaged in (b"", b"\x05\x00\x00\x00abc", b"\xff\xff\xff\xff" * 3, pack_row(documents)[:-1]):
+        with pytest.raises(DataError):
+            unpack_row(damaged)
 
 
 def test_a_record_as_deep_as_can_be_read_is_read(tiny_gemma: Path, tmp_path: Path) -> None:
@@ -220,14 +313,12 @@ def test_a_system_prompt_with_half_a_character_is_refused() -> None:
 
 @pytest.mark.parametrize("damage", ["missing", "short"])
 def test_rows_of_a_damaged_shard_are_not_shown(prepared: Path, tiny_gemma: Path, tmp_path: Path, damage: str) -> None:
-    import shutil
-
     folder = tmp_path / "data"
     shutil.copytree(prepared, folder)
     shard = folder / read_manifest(folder).shards[0].file
     shard.unlink() if damage == "missing" else shard.write_bytes(shard.read_bytes()[:100])
     with pytest.raises(DataError, match=rf"{shard.name}: .*run `gemma-ray data prepare`"):
-        shown_rows(folder, tiny_gemma, 1)
+        shown_examples(folder, tiny_gemma, 1)
 
 
 @pytest.mark.parametrize(

@@ -33,20 +33,20 @@ def step(config: dict[str, Any]) -> dict[str, Any]:
     from jax.experimental import multihost_utils
 
     from gemma_ray.data.source import batches
-    from gemma_ray.training.batches import check_same_batch, place_batch
+    from gemma_ray.training.batches import check_same_batch, local_rows, place_batch
     from gemma_ray.training.build import build_model
     from gemma_ray.training.config import LoraConfig
     from gemma_ray.training.loss import next_token_loss, targets_and_weights
     from gemma_ray.training.sharding import make_mesh
 
     mesh = make_mesh(config["fsdp"], config["tp"])
-    batch = next(batches(config["data"], batch_size=8, seq_len=48, seed=7))
+    batch, mine = (next(batches(config["data"], batch_size=8, seq_len=48, seed=7, rows=rows)) for rows in (None, local_rows(mesh, 8)))
     with mesh, jax.default_matmul_precision("highest"):
         model = build_model(config["model"], mesh, "float32", LoraConfig(rank=4, alpha=8), seed=3)
         graph, lora, rest = nnx.split(model, nnx.LoRAParam, ...)
         # B starts at zero, where A has no gradient: give both the same fixed values on every topology.
         lora = jax.tree.map(lambda x: jax.jit(lambda v: v + 0.01, out_shardings=x.sharding)(x), lora)
-        placed = place_batch(batch, mesh)
+        placed = place_batch(mine, mesh, 8)
         check_same_batch(batch, placed)
 
         def loss(adapter: Any, rest: Any, batch: dict[str, Any]) -> Any:

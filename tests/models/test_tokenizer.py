@@ -1,57 +1,16 @@
-"""The tokenizer and the chat format, against transformers' own reading of the same files."""
+"""The tokenizer: what it encodes, and which files it refuses."""
 
 from __future__ import annotations
 
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from gemma_ray.errors import ModelError
-from gemma_ray.models.templates import FORMATS, Conversation, chat_format, render, render_prompt, tokenize
+from gemma_ray.models.template_check import chat_format
 from gemma_ray.models.tokenizer import SPECIAL_TOKENS, Tokenizer
-
-CONVERSATIONS = [
-    Conversation("Make an 8-bit adder.", "```verilog\nmodule TopModule;\nendmodule\n```"),
-    Conversation("  spaces around \n", "\n answer \n", system="Be brief."),
-    Conversation("é 日本 \t tabs", "ünïcode ✓ 🚀", reasoning="First\n  think.\n"),
-    Conversation("x", "", system="s", reasoning="r"),
-    Conversation("12345 a+b==c", "1\n\n\n2", reasoning="99"),
-]
-
-
-@pytest.fixture(scope="module")
-def transformers_tokenizer(tiny_gemma: Path) -> Any:
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(tiny_gemma, local_files_only=True)
-
-
-@pytest.mark.parametrize("conversation", CONVERSATIONS)
-def test_tokens_and_mask_are_those_of_transformers_with_generation_markers(
-    tiny_gemma: Path, transformers_tokenizer: Any, conversation: Conversation
-) -> None:
-    theirs = transformers_tokenizer.apply_chat_template(
-        conversation.messages(), tokenize=True, return_dict=True, return_assistant_tokens_mask=True
-    )
-    ids, mask = tokenize(Tokenizer(tiny_gemma), render(FORMATS["gemma4"], conversation))
-    assert ids == theirs["input_ids"]
-    assert mask == [bool(bit) for bit in theirs["assistant_masks"]]
-    assert any(mask)
-
-
-def test_the_end_of_turn_bears_loss_and_reasoning_does_not(tiny_gemma: Path) -> None:
-    tokenizer = Tokenizer(tiny_gemma)
-    ids, mask = tokenize(tokenizer, render(FORMATS["gemma4"], Conversation("q", "answer", reasoning="because", system="s")))
-    assert tokenizer.decode([i for i, bears in zip(ids, mask, strict=True) if bears]) == "answer<turn|>"
-
-
-def test_the_prompt_is_what_the_endpoint_renders(tiny_gemma: Path, transformers_tokenizer: Any) -> None:
-    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Why?"}]
-    theirs = transformers_tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    assert render_prompt(FORMATS["gemma4"], "Why?", "Be brief.") == theirs
 
 
 @pytest.mark.parametrize("text", ["", "plain", "a  b\n\n   c", "日本 ✓ \x00\x7f", "[31:0] q <= ~d;", "  leading", "▁"])

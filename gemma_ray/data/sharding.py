@@ -1,0 +1,76 @@
+"""The third pass: the examples of one shard, packed into rows and written."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+from pydantic import TypeAdapter
+
+from gemma_ray.artifacts import write_json
+from gemma_ray.data.chunks import Chunk, chunk_name
+from gemma_ray.data.config import DataConfig
+from gemma_ray.data.packing import bucket_lengths, pack
+from gemma_ray.data.records import pack_row, unpack_row
+from gemma_ray.data.selection import Selection
+from gemma_ray.data.shards import Shard, shard_name, write_shard
+from gemma_ray.models.templates import Tokens
+
+HISTOGRAM = 32
+RESULT = "data"
+"""Folder of the finished shards, inside the folder of the work."""
+
+
+@dataclass(frozen=True)
+class ShardJob:
+    """Called with a shard's number and its examples' places it writes the shard, and after it the shard's description."""
+
+    config: DataConfig
+    folder: Path
+    """Where chunks are. Shards go into its folder `RESULT`, descriptions beside the chunks."""
+    shards: int
+
+    def __call__(self, number: int, places: tuple[np.ndarray, np.ndarray]) -> None:
+        """Raises OSError when the shard cannot be written."""
+        chunks = {int(i): Chunk(self.folder / chunk_name(int(i))) for i in np.unique(places[0])}
+        documents = [_document(chunks[int(i)].row(int(row))) for i, row in zip(*places, strict=True)]
+        lengths = [len(document.ids) for document in documents]
+        rows = self._rows(lengths)
+        path = self.folder / RESULT / shard_name(number, self.shards)
+        sha256 = write_shard(path, [pack_row([documents[i] for i in members]) for members in rows])
+        padded = Counter(self._padded(sum(lengths[i] for i in members)) for members in rows)
+        loss = sum(int(document.loss.sum()) for document in documents)
+        shard = Shard(path.name, len(rows), sha256, len(documents), sum(lengths), loss, dict(sorted(padded.items())))
+        write_json(self.folder / f"{path.name}.json", asdict(shard))
+
+    def _rows(self, lengths: Sequence[int]) -> list[list[int]]:
+        return pack(lengths, self.config.max_seq_len) if self.config.layout == "packed" else [[i] for i in range(len(lengths))]
+
+    def _padded(self, length: int) -> int:
+        """What a row of so many tokens is padded to."""
+        if self.config.layout != "buckets":
+            return self.config.max_seq_len
+        return next(bucket for bucket in bucket_lengths(self.config.max_seq_len) if bucket >= length)
+
+
+def _document(record: bytes) -> Tokens:
+    row = unpack_row(record)
+    return Tokens(row.tokens, row.loss)
+
+
+def shard_of(path: Path) -> Shard:
+    """A finished shard, from its description's file."""
+    return TypeAdapter(Shard).validate_json(path.read_bytes())
+
+
+def example_lengths(chunks: Sequence[Chunk], chosen: Selection, seq_len: int) -> dict[int, int]:
+    """Examples that stay by tokens, rounded up to a 32nd of a row."""
+    step = -(-seq_len // HISTOGRAM)
+    counts: Counter[int] = Counter()
+    for i, chunk in enumerate(chunks):
+        lengths = chunk.numbers("length")[chosen.row[chosen.chunk == i]].astype(np.int64)
+        counts.update((-(-lengths // step) * step).tolist())
+    return dict(sorted(counts.items()))
