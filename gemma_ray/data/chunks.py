@@ -21,7 +21,7 @@ from gemma_ray.data.cleaning import why_dropped
 from gemma_ray.data.config import DataConfig
 from gemma_ray.data.contamination import Benchmark
 from gemma_ray.data.files import Cut
-from gemma_ray.data.grams import SHINGLE, SIGNATURE, runs, signature, words
+from gemma_ray.data.grams import SHINGLE, SIGNATURE, runs, signature
 from gemma_ray.data.readers import Entry, read_cut
 from gemma_ray.data.records import pack_row
 from gemma_ray.data.schemas import Dropped, Example, read_example, schema_of
@@ -76,8 +76,7 @@ class ChunkJob:
             return {"reason": why.reason, "detail": why.detail[:400], **nothing}
         mark = bytes(4 * SIGNATURE)
         if self.config.near_duplicates is not None:
-            said = "\n".join(f"{turn.prompt}\n{turn.answer}" for turn in example.turns)
-            mark = signature(runs(words(said), SHINGLE)).astype("<u4").tobytes()
+            mark = signature(runs(outcome.ids, SHINGLE)).astype("<u4").tobytes()
         return {
             "reason": "",
             "detail": "",

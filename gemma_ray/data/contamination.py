@@ -43,10 +43,12 @@ class Runs:
         """The problem that most of is in some runs, and how much; None when no problem is by `LEAKS`."""
         if not len(found) or not len(self.runs):
             return None
-        first, end = np.searchsorted(self.runs, found, "left"), np.searchsorted(self.runs, found, "right")
-        hits = np.concatenate([self.owners[a:b] for a, b in zip(first, end, strict=True) if a < b] or [self.owners[:0]])
-        if not len(hits):
+        places = np.minimum(np.searchsorted(self.runs, found), len(self.runs) - 1)
+        shared = np.unique(found[self.runs[places] == found])
+        if not len(shared):
             return None
+        spans = zip(np.searchsorted(self.runs, shared), np.searchsorted(self.runs, shared, "right"), strict=True)
+        hits = np.concatenate([self.owners[first:end] for first, end in spans])
         shares = np.bincount(hits, minlength=len(self.sizes)) / np.maximum(self.sizes, 1)
         problem = int(shares.argmax())
         return (problem, float(shares[problem])) if shares[problem] >= LEAKS else None
@@ -91,8 +93,8 @@ def benchmark(name: str) -> Benchmark:
 
 def of_problems(name: str, problems: Sequence[Problem]) -> Benchmark:
     """The runs of problems."""
-    prompts = _runs([word_runs(problem.prompt) for problem in problems])
-    references = _runs([token_runs(modules(problem.reference)) for problem in problems])
+    prompts = _runs([np.unique(word_runs(problem.prompt)) for problem in problems])
+    references = _runs([np.unique(token_runs(modules(problem.reference))) for problem in problems])
     return Benchmark(name, tuple(problem.task_id for problem in problems), prompts, references)
 
 

@@ -239,6 +239,11 @@ def _joined(tokenizer: Tokenizer, runs: list[_Run], encoded: Iterator[Any]) -> T
 
 def _within(encoding: Any, first: int, end: int) -> tuple[int, int]:
     """Tokens [a, b) that lie wholly within characters [first, end)."""
-    offsets = encoding.offsets
-    inside = [i for i, (a, b) in enumerate(offsets) if first <= a and b <= end]
-    return (inside[0], inside[-1] + 1) if inside else (0, 0)
+    count = len(encoding.ids)
+    a = next((i for place in range(first, end) if (i := encoding.char_to_token(place)) is not None), count)
+    while a < count and encoding.token_to_chars(a)[0] < first:
+        a += 1
+    b = count
+    while b > a and encoding.token_to_chars(b - 1)[1] > end:
+        b -= 1
+    return a, b
