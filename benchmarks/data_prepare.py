@@ -20,6 +20,7 @@ import sys
 import tempfile
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +34,9 @@ def write_rows(path: Path, rows: int) -> None:
     with path.open("w") as out:
         for i in range(rows):
             words = max(20, int(rng.lognormvariate(6.05, 0.52)))
-            said = " ".join(f"{rng.choice(WORDS)}{rng.choice(('', '', ',', '.', f' {rng.randrange(10**6)}'))}" for _ in range(words))
+            said = " ".join(f"{rng.choice(WORDS)}{rng.choice(('', '', ',', '.', f' {rng.randrange(1000)}'))}" for _ in range(words))
             lines = "\n".join(
-                f"  assign w{j} = r{rng.randrange(10**6)} {rng.choice('&|^+-')} {rng.randrange(99)};" for j in range(words // 25 + 2)
+                f"  assign w{j} = r{rng.randrange(64)} {rng.choice('&|^+-')} {rng.randrange(99)};" for j in range(words // 25 + 2)
             )
             code = f"```verilog\nmodule m{i} (input clk, output y);\n{lines}\nendmodule\n```"
             record = {"prompt": f"Row {i}: {said}", "response": f"<think>{said[:200]}</think>\n<answer>\n{code}\n</answer>"}
@@ -57,8 +58,8 @@ def ours(source: Path, model: Path, out: Path) -> dict[str, Any]:
     return {"seconds": took, "kept": manifest.rows_kept, "tokens": manifest.tokens, "padding": manifest.padding_fraction}
 
 
-def theirs(source: Path, model: Path, out: Path) -> dict[str, Any]:
-    """datasets.map, in batches, with two processes."""
+def theirs(source: Path, model: Path, out: Path, batch_size: int) -> dict[str, Any]:
+    """datasets.map with two processes, so many rows at a time."""
     import datasets
     from transformers import AutoTokenizer
 
@@ -80,11 +81,19 @@ def theirs(source: Path, model: Path, out: Path) -> dict[str, Any]:
 
     began = time.perf_counter()
     rows: Any = datasets.load_dataset("json", data_files=str(source), split="train", cache_dir=str(out / "cache"))
-    rows = rows.map(mapped, batched=True, batch_size=128, num_proc=2, remove_columns=rows.column_names)
+    rows = rows.map(mapped, batched=True, batch_size=batch_size, num_proc=2, remove_columns=rows.column_names)
     rows = rows.filter(lambda batch: [len(ids) <= LONGEST for ids in batch["input_ids"]], batched=True, num_proc=2)
     rows.save_to_disk(str(out / "data"))
     took = time.perf_counter() - began
     return {"seconds": took, "kept": len(rows), "tokens": sum(map(len, rows["input_ids"])) if len(rows) <= 20_000 else None}
+
+
+RUNS: dict[str, Any] = {"single": partial(theirs, batch_size=1), "batched": partial(theirs, batch_size=128), "ours": ours}
+NAMES = {
+    "single": "datasets.map, 2 processes, row by row",
+    "batched": "datasets.map, 2 processes, 128 rows at a time",
+    "ours": "gemma-ray data prepare, 2 workers",
+}
 
 
 def measured(what: str, source: Path, model: Path, out: Path) -> dict[str, Any]:
@@ -133,7 +142,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.run:
         what, source, model, out = arguments.run
-        sys.stdout.write(json.dumps({"ours": ours, "theirs": theirs}[what](Path(source), Path(model), Path(out))) + "\n")
+        sys.stdout.write(json.dumps(RUNS[what](Path(source), Path(model), Path(out))) + "\n")
         return
     from gemma_ray.data.verilog import write_dataset
     from gemma_ray.models.gemma4 import PRESETS
@@ -151,7 +160,7 @@ def main() -> None:
         for rows in arguments.rows:
             source = folder / f"{rows}.jsonl"
             write_rows(source, rows)
-            for what, name in (("theirs", "datasets.map, 2 processes"), ("ours", "gemma-ray data prepare, 2 workers")):
+            for what, name in NAMES.items():
                 found = measured(what, source, model, folder / f"{what}-{rows}")
                 line = f"| {rows:,} | {name} | {found['seconds']:.1f} | {rows / found['seconds']:,.0f} |"
                 sys.stdout.write(f"{line} {found['peak_bytes'] / 2**20:,.0f} | {found['kept']:,} |\n")

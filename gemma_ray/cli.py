@@ -92,23 +92,30 @@ def data_prepare(recipe: RecipeArgument, overrides: SetOption = None, as_json: J
 @data.command("show")
 def data_show(
     recipe: RecipeArgument,
-    count: Annotated[int, typer.Option("-n", min=1, help="Examples to show")] = 3,
+    count: Annotated[int, typer.Option("-n", min=1, help="Examples to show, or rows of the page")] = 3,
+    html: Annotated[Path | None, typer.Option("--html", help="Write a page with rows, lengths and what was left out")] = None,
     overrides: SetOption = None,
     as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
     """N prepared examples, every token marked by whether it bears loss (green on a terminal, between ⟦ ⟧ elsewhere)."""
     with _reported(debug):
+        from gemma_ray.data.page import write_page
         from gemma_ray.data.shards import read_manifest
         from gemma_ray.data.show import marked_text, shown_examples
         from workloads.base import base_model
         from workloads.progress import Progress
 
-        loaded = _load(recipe, overrides)
-        read_manifest(loaded.run.path / "data")  # before a base model is made for its tokenizer
-        rows = shown_examples(loaded.run.path / "data", base_model(loaded, Progress()), count)
-        text = "\n\n".join(marked_text(row, color=sys.stdout.isatty()) for row in rows)
-        _show(as_json, [[dataclasses.asdict(token) for token in row] for row in rows], text)
+        folder = (loaded := _load(recipe, overrides)).run.path / "data"
+        read_manifest(folder)  # before a base model is made for its tokenizer
+        model = base_model(loaded, Progress())
+        if html is not None:
+            write_page(folder, model, count, html)
+            _show(as_json, {"page": str(html)}, str(html))
+        else:
+            rows = shown_examples(folder, model, count)
+            shown = [[dataclasses.asdict(token) for token in row] for row in rows]
+            _show(as_json, shown, "\n\n".join(marked_text(row, color=sys.stdout.isatty()) for row in rows))
 
 
 @app.command()

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from gemma_ray.data.shards import read_manifest
 from gemma_ray.errors import InputError, ModelError
+from gemma_ray.models.template_check import check_probes
 from gemma_ray.recipe import Recipe
 from gemma_ray.serving.application import Endpoint, serve_models
 from gemma_ray.serving.background import announce, running, withdraw
@@ -40,12 +42,14 @@ def log_file(recipe: Recipe) -> Path:
 
 
 def served_models(recipe: Recipe, progress: Progress, names: tuple[str, ...]) -> list[ServedModel]:
-    """The models by name. Raises ModelError when the tuned one is not exported yet."""
+    """The models by name. Raises ModelError when the tuned one is not exported yet, or has another chat template than its training data."""
     models = []
     for name in names:
         folder = run_paths(recipe).model if name == TUNED else base_model(recipe, progress)
         if not folder.is_dir():
             raise ModelError(f"{folder}: no exported model; run `gemma-ray convert` first")
+        if name == TUNED and run_paths(recipe).manifest.is_file():
+            check_probes(folder, read_manifest(run_paths(recipe).data).probes)
         models.append(ServedModel(name, folder.absolute()))
     return models
 

@@ -71,7 +71,8 @@ def token_runs(verilog: str, size: int = TOKEN_RUN) -> np.ndarray:
     codes, starts = _polynomials(data, np.r_[starts, marks], np.r_[ends, marks + 1]), np.r_[starts, marks]
     order = np.argsort(starts, kind="stable")
     codes, starts = codes[order], starts[order]
-    names = _STARTS_NAME[data[starts]] & ~np.isin(codes, _KEYWORD_CODES)
+    keywords = _KEYWORD_CODES[np.minimum(np.searchsorted(_KEYWORD_CODES, codes), len(_KEYWORD_CODES) - 1)] == codes
+    names = _STARTS_NAME[data[starts]] & ~keywords
     reach = _windows(np.where(names, _distance_back(codes), 0), size)
     reach = np.where(reach > np.arange(reach.shape[1]), 0, reach)
     known = np.where(_windows(names, size), reach.astype(np.uint64), _windows(codes, size))
@@ -138,7 +139,7 @@ def _mixed(values: np.ndarray) -> np.ndarray:
 
 def _keyword_codes() -> np.ndarray:
     words = [np.frombuffer(word.encode(), np.uint8) for word in sorted(KEYWORDS)]
-    return np.concatenate([_polynomials(word, np.array([0]), np.array([len(word)])) for word in words])
+    return np.sort(np.concatenate([_polynomials(word, np.array([0]), np.array([len(word)])) for word in words]))
 
 
 _KEYWORD_CODES = _keyword_codes()

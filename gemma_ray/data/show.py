@@ -30,13 +30,21 @@ def shown_examples(folder: Path, model: Path, count: int) -> list[list[ShownToke
 
     Raises DataError when the folder is not prepared data or was made with another tokenizer, ModelError when there is none.
     """
+    tokenizer = own_tokenizer(folder, model)
+    return [shown(tokenizer, found) for found in itertools.islice(examples(folder), count)]
+
+
+def own_tokenizer(folder: Path, model: Path) -> Tokenizer:
+    """The tokenizer of a model folder, which has to be the one that a data folder was made with. Raises DataError when it is another."""
     tokenizer = Tokenizer(model)
     if read_manifest(folder).tokenizer != tokenizer.fingerprint():
         raise DataError(f"{folder} was prepared with another tokenizer than {tokenizer.path}; run `gemma-ray data prepare` again")
-    return [
-        [ShownToken(tokenizer.decode([int(t)]), int(t), bool(m)) for t, m in zip(found.ids, found.loss, strict=True)]
-        for found in itertools.islice(examples(folder), count)
-    ]
+    return tokenizer
+
+
+def shown(tokenizer: Tokenizer, found: Tokens) -> list[ShownToken]:
+    """An example token by token."""
+    return [ShownToken(tokenizer.decode([int(t)]), int(t), bool(m)) for t, m in zip(found.ids, found.loss, strict=True)]
 
 
 def marked_text(example: list[ShownToken], color: bool) -> str:

@@ -22,6 +22,15 @@ def _tokenizer(folder: Path, fingerprint: str) -> Tokenizer:
     return Tokenizer(folder)
 
 
+@functools.lru_cache(maxsize=2)
+def _is_marker(folder: Path, fingerprint: str, markers: tuple[str, ...]) -> np.ndarray:
+    """[vocabulary] bool."""
+    tokenizer = _tokenizer(folder, fingerprint)
+    table = np.zeros(max(tokenizer.size, *(tokenizer.marker_id(marker) + 1 for marker in markers)), bool)
+    table[[tokenizer.marker_id(marker) for marker in markers]] = True
+    return table
+
+
 @dataclasses.dataclass(frozen=True)
 class Tokenizing:
     """How examples become tokens. It travels to workers; the tokenizer is read there, once a process."""
@@ -56,7 +65,7 @@ class Tokenizing:
             found = cut
         if not found.loss.any():
             return Dropped("no_loss")
-        if np.isin(found.ids, [tokenizer.marker_id(marker) for marker in self.chat.markers]).sum() != found.markers:
+        if _is_marker(self.model, self.fingerprint, self.chat.markers)[found.ids].sum() != found.markers:
             return Dropped("marker_in_text", "the tokenizer reads a marker in its text as one")
         return found
 

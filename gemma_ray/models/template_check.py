@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gemma_ray.errors import ModelError
-from gemma_ray.models.gemma4 import FETCH, read_object
+from gemma_ray.models.gemma4 import FETCH, read_object, read_text_config
 from gemma_ray.models.templates import FORMATS, ChatFormat, Conversation, Turn, exchange, render, rendered_text
 from gemma_ray.models.tokenizer import Tokenizer
 
@@ -69,6 +69,19 @@ def probes_of(chat: ChatFormat) -> list[Conversation]:
 def probe_texts(chat: ChatFormat) -> list[str]:
     """The probes as they are rendered."""
     return [rendered_text(render(chat, probe)) for probe in probes_of(chat)]
+
+
+def check_probes(folder: Path, probes: list[str]) -> None:
+    """Raise ModelError unless a model folder's own template renders the probe conversations as training data had them (`probe_texts`)."""
+    if not probes:
+        return
+    now = probe_texts(chat_format(folder, read_text_config(folder)["model_type"]))
+    if now != probes:
+        at = next((i for i, pair in enumerate(zip(now, probes, strict=False)) if pair[0] != pair[1]), min(len(now), len(probes)) - 1)
+        raise ModelError(
+            f"{folder}: its chat template renders a probe as {now[at]!r}; in training it was {probes[at]!r}. "
+            "Prepare the data and train again, or put the template back"
+        )
 
 
 def _renderings(chat: ChatFormat, probe: Conversation) -> tuple[str, str]:

@@ -187,7 +187,7 @@ def tokenize(tokenizer: Tokenizer, rows: Sequence[Sequence[Piece]], loss: Loss =
     """Rendered conversations as tokens. A token bears loss when it lies wholly within parts that do."""
     bearing = BEARS_LOSS[loss]
     runs = [list(_runs(pieces, bearing)) for pieces in rows]
-    encoded = iter(tokenizer.encode_text([run.text for row in runs for run in row if not run.is_marker]))
+    encoded = iter(tokenizer.encode_text([(run.text, run.bears) for row in runs for run in row if not run.is_marker]))
     return [_joined(tokenizer, row, encoded) for row in runs]
 
 
@@ -217,33 +217,15 @@ def _runs(pieces: Sequence[Piece], bearing: tuple[Part, ...]) -> Iterator[_Run]:
         yield run
 
 
-def _joined(tokenizer: Tokenizer, runs: list[_Run], encoded: Iterator[Any]) -> Tokens:
+def _joined(tokenizer: Tokenizer, runs: list[_Run], encoded: Iterator[tuple[list[int], list[tuple[int, int]]]]) -> Tokens:
     ids: list[int] = []
     loss: list[tuple[int, int]] = []
     for run in runs:
         start = len(ids)
-        if run.is_marker:
-            ids.append(tokenizer.marker_id(run.text))
-            loss += [(start, start + 1)] if run.bears else []
-            continue
-        found = next(encoded)
-        ids += found.ids
-        for first, end in run.bears:
-            a, b = (0, len(found.ids)) if (first, end) == (0, len(run.text)) else _within(found, first, end)
-            loss.append((start + a, start + b))
+        found, bearing = ([tokenizer.marker_id(run.text)], [(0, 1)] if run.bears else []) if run.is_marker else next(encoded)
+        ids += found
+        loss += [(start + a, start + b) for a, b in bearing]
     mask = np.zeros(len(ids), bool)
     for a, b in loss:
         mask[a:b] = True
     return Tokens(np.array(ids, np.int32), mask, sum(run.is_marker for run in runs))
-
-
-def _within(encoding: Any, first: int, end: int) -> tuple[int, int]:
-    """Tokens [a, b) that lie wholly within characters [first, end)."""
-    count = len(encoding.ids)
-    a = next((i for place in range(first, end) if (i := encoding.char_to_token(place)) is not None), count)
-    while a < count and encoding.token_to_chars(a)[0] < first:
-        a += 1
-    b = count
-    while b > a and encoding.token_to_chars(b - 1)[1] > end:
-        b -= 1
-    return a, b

@@ -7,13 +7,16 @@ characters each token covers, which is what a loss mask is made from.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
 from gemma_ray.artifacts import file_sha256, write_json, write_text
 from gemma_ray.errors import ModelError
+from gemma_ray.models.pieces import Pieces, cutter
 
 SPECIAL_TOKENS = ("<pad>", "<eos>", "<bos>", "<unk>", "<|turn>", "<turn|>", "<|channel>", "<channel|>")
 """The built-in tokenizer's first ids; config.json of `gemma_ray.models.gemma4` counts on them."""
@@ -23,6 +26,26 @@ CHAT_TEMPLATE = Path(__file__).with_name("gemma4.jinja")
 # A token never spans a line break and the indentation after it, a word with its leading space, a single digit, or one symbol: widths and
 # constants then look the same wherever they stand, which a very small model needs.
 _PIECES = r"\n▁*|▁?[A-Za-z_]+|▁?[0-9]|▁+|[^A-Za-z0-9_▁\n]"
+
+
+Span = tuple[int, int]
+
+
+def _cut_at(text: str, spans: Sequence[Span]) -> list[int]:
+    """Places inside a text at which a span begins or ends."""
+    return sorted({place for span in spans for place in span} - {0, len(text)})
+
+
+def _joined(parts: list[list[int]], cut: list[int], spans: Sequence[Span], length: int) -> tuple[list[int], list[Span]]:
+    """Parts end to end, and the tokens of spans that begin and end where they were cut."""
+    at = dict(zip((0, *cut, length), accumulate(map(len, parts), initial=0), strict=True))
+    return [i for part in parts for i in part], [(at[start], at[end]) for start, end in spans]
+
+
+def _within(encoding: Any, first: int, end: int) -> Span:
+    """Tokens [a, b) of an encoding that lie wholly within characters [first, end)."""
+    inside = [i for i, (a, b) in enumerate(encoding.offsets) if first <= a and b <= end]
+    return (inside[0], inside[-1] + 1) if inside else (0, 0)
 
 
 @dataclass(frozen=True)
@@ -58,13 +81,33 @@ class Tokenizer:
         encoded = self._tokenizer.encode(text, add_special_tokens=False)
         return Encoded(encoded.ids, encoded.offsets)
 
-    def encode_text(self, texts: list[str]) -> list[Any]:
-        """The `tokenizers.Encoding` of each text, in which nothing is a special token, whatever it looks like."""
+    def encode_text(self, texts: Sequence[tuple[str, Sequence[Span]]]) -> list[tuple[list[int], list[Span]]]:
+        """Ids of texts in which nothing is a special token, whatever it looks like. Each text comes with spans of characters [start, end),
+        and its ids with the spans of tokens that lie wholly within them."""
         self._tokenizer.encode_special_tokens = True
         try:
-            return self._tokenizer.encode_batch(texts, add_special_tokens=False)
+            pieces = self._pieces
+            if pieces is None:
+                return self._encode_whole(texts)
+            cut = [_cut_at(text, spans) for text, spans in texts]
+            whole = [i for i, (text, _) in enumerate(texts) if not all(pieces.where.may_cut(text, place) for place in cut[i])]
+            parts = [[text[a:b] for a, b in pairwise((0, *cut[i], len(text)))] for i, (text, _) in enumerate(texts)]
+            encoded = iter(pieces.encode([part for group in parts for part in group]))
+            found = [_joined([next(encoded) for _ in parts[i]], cut[i], spans, len(text)) for i, (text, spans) in enumerate(texts)]
+            for i, again in zip(whole, self._encode_whole([texts[i] for i in whole]), strict=True):
+                found[i] = again
+            return found
         finally:
             self._tokenizer.encode_special_tokens = False
+
+    @cached_property
+    def _pieces(self) -> Pieces | None:
+        where = cutter(self.path, _PIECES)
+        return None if where is None else Pieces(self._tokenizer, where)
+
+    def _encode_whole(self, texts: Sequence[tuple[str, Sequence[Span]]]) -> list[tuple[list[int], list[Span]]]:
+        encoded = self._tokenizer.encode_batch([text for text, _ in texts], add_special_tokens=False)
+        return [(one.ids, [_within(one, *span) for span in spans]) for one, (_, spans) in zip(encoded, texts, strict=True)]
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of ids, special tokens included."""

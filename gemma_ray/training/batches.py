@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def local_rows(mesh: jax.sharding.Mesh, batch_size: int) -> list[int]:
     """The rows of a global batch that lie on this process's devices, in order. Where tp spans hosts, several processes hold the same."""
-    held = _sharding(mesh).addressable_devices_indices_map((batch_size,)).values()
+    held: Any = _sharding(mesh).addressable_devices_indices_map((batch_size,)).values()
     return sorted({row for (rows,) in held for row in range(*rows.indices(batch_size))})
 
 
@@ -31,7 +31,7 @@ def place_batch(batch: dict[str, np.ndarray], mesh: jax.sharding.Mesh, batch_siz
     place = {row: i for i, row in enumerate(local_rows(mesh, batch_size))}
 
     def placed(rows: np.ndarray) -> Any:
-        def shard(index: tuple[slice, ...]) -> np.ndarray:
+        def shard(index: Any) -> np.ndarray:
             return rows[[place[row] for row in range(*index[0].indices(batch_size))]]
 
         return jax.make_array_from_callback((batch_size, *rows.shape[1:]), _sharding(mesh), shard)

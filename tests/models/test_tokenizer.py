@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from gemma_ray.errors import ModelError
+from gemma_ray.models.pieces import cutter
 from gemma_ray.models.template_check import chat_format
 from gemma_ray.models.tokenizer import SPECIAL_TOKENS, Tokenizer
 
@@ -77,3 +81,57 @@ def test_a_damaged_tokenizer_file_or_template_is_named(tiny_gemma: Path, tmp_pat
     (folder / file).write_text(content)
     with pytest.raises(ModelError, match=message):
         chat_format(folder, "gemma4_text")
+
+
+PIECES = st.lists(
+    st.one_of(
+        st.text(max_size=8), st.sampled_from(["module", " ", "  ", "\n", "\n    ", "▁", "assign y = ~a;", "<|turn>", "> </", "3'd6", "é🚀"])
+    )
+).map("".join)
+
+
+@pytest.fixture(scope="module", params=["words", "no words", "reaching across"])
+def tokenizer(request: pytest.FixtureRequest, tiny_gemma: Path, tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    """The built-in tokenizer; one without a pre-tokenizer, as Gemma's; and one with a token that reaches across a space, as Gemma 3's."""
+    folder = tmp_path_factory.mktemp("tokenizer")
+    described = json.loads((tiny_gemma / "tokenizer.json").read_text())
+    if request.param != "words":
+        described["pre_tokenizer"] = {"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious", "invert": False}
+    if request.param == "reaching across":
+        vocabulary, merges = described["model"]["vocab"], described["model"]["merges"]
+        unused = [word for word in vocabulary if word.startswith("<unused")]
+        for made, parts in {">▁": [">", "▁"], "</": ["<", "/"], ">▁</": [">▁", "</"]}.items():
+            vocabulary[made] = vocabulary.pop(unused.pop())
+            merges.append(parts)
+    (folder / "tokenizer.json").write_text(json.dumps(described))
+    return Tokenizer(folder)
+
+
+@settings(max_examples=300, deadline=None)
+@given(text=PIECES, data=st.data())
+def test_encoding_by_pieces_is_encoding_whole(tokenizer: Tokenizer, text: str, data: st.DataObject) -> None:
+    assert tokenizer._pieces is not None
+    places = sorted(data.draw(st.tuples(st.integers(0, len(text)), st.integers(0, len(text)))))
+    spans = [(places[0], places[1])]
+    tokenizer._tokenizer.encode_special_tokens = True
+    (expected,) = tokenizer._encode_whole([(text, spans)])
+    tokenizer._tokenizer.encode_special_tokens = False
+    ((ids, found),) = tokenizer.encode_text([(text, spans)])
+    assert ids == expected[0]
+    assert ids[slice(*found[0])] == ids[slice(*expected[1][0])]
+
+
+def test_a_token_that_reaches_across_a_space_is_found(tokenizer: Tokenizer) -> None:
+    assert tokenizer._pieces is not None
+    ((ids, _),) = tokenizer.encode_text([("<b> </b>", [])])
+    if tokenizer._pieces.where.crossing:
+        assert tokenizer._pieces.where.crossing == ">"
+        assert ">▁</" in map(tokenizer.token_text, ids)
+
+
+@pytest.mark.parametrize("change", [{"normalizer": None}, {"pre_tokenizer": {"type": "ByteLevel"}}, {"model": {"dropout": 0.1}}])
+def test_a_tokenizer_of_another_kind_is_not_cut(tiny_gemma: Path, tmp_path: Path, change: dict[str, Any]) -> None:
+    described = json.loads((tiny_gemma / "tokenizer.json").read_text())
+    changed = {key: {**described[key], **value} if key == "model" else value for key, value in change.items()}
+    (tmp_path / "tokenizer.json").write_text(json.dumps({**described, **changed}))
+    assert cutter(tmp_path / "tokenizer.json", "") is None
