@@ -109,13 +109,12 @@ def data_show(
         folder = (loaded := _load(recipe, overrides)).run.path / "data"
         read_manifest(folder)  # before a base model is made for its tokenizer
         model = base_model(loaded, Progress())
-        if html is not None:
-            write_page(folder, model, count, html)
-            _show(as_json, {"page": str(html)}, str(html))
-        else:
+        if html is None:
             rows = shown_examples(folder, model, count)
             shown = [[dataclasses.asdict(token) for token in row] for row in rows]
             _show(as_json, shown, "\n\n".join(marked_text(row, color=sys.stdout.isatty()) for row in rows))
+        else:
+            _show(as_json, {"page": str(html)}, str(write_page(folder, model, count, html)))
 
 
 @app.command()

@@ -1,8 +1,8 @@
 """Runs of words and of Verilog tokens as 64-bit numbers: what duplicates and leaks are recognised by.
 
     words     lower case, punctuation left out              a run: WORD_RUN words
-    tokens    comments and white space gone; a run does     a run: TOKEN_RUN tokens
-              not know names, only which are the same
+    tokens    comments and white space gone; a name is      a run: TOKEN_RUN tokens
+              how far back it last stood in the module
 
 A text shorter than a run is one run. A word is known by the polynomial of its bytes, and a run by that of its words, so the numbers are the
 same on every machine. There is no loop over words in Python: a text of some kilobytes takes some ten microseconds.
@@ -63,7 +63,7 @@ def word_runs(text: str, size: int = WORD_RUN) -> np.ndarray:
 
 
 def token_runs(verilog: str, size: int = TOKEN_RUN) -> np.ndarray:
-    """The same of Verilog tokens, where a name is known by how far back it last stood in the same run, so that renaming changes nothing."""
+    """The same of Verilog tokens, where a name is known by how far back it last stood in the module, so that renaming changes nothing."""
     data = np.frombuffer(_COMMENT.sub(" ", verilog).encode(), np.uint8)
     inside = _IN_TOKEN[data]
     starts, ends = _edges(inside)
@@ -73,10 +73,9 @@ def token_runs(verilog: str, size: int = TOKEN_RUN) -> np.ndarray:
     codes, starts = codes[order], starts[order]
     keywords = _KEYWORD_CODES[np.minimum(np.searchsorted(_KEYWORD_CODES, codes), len(_KEYWORD_CODES) - 1)] == codes
     names = _STARTS_NAME[data[starts]] & ~keywords
-    reach = _windows(np.where(names, _distance_back(codes), 0), size)
-    reach = np.where(reach > np.arange(reach.shape[1]), 0, reach)
-    known = np.where(_windows(names, size), reach.astype(np.uint64), _windows(codes, size))
-    return _mixed(((known + np.uint64(1)) * _powers(size + 1)[0][: known.shape[1]]).sum(axis=1))
+    back = _distance_back(codes + np.cumsum(codes == _MODULE_CODE).astype(np.uint64))  # names of another module are other names
+    known = np.where(back < size, back, 0).astype(np.uint64)
+    return runs(np.where(names, known, codes), size)
 
 
 def runs(codes: np.ndarray, size: int) -> np.ndarray:
@@ -123,13 +122,6 @@ def _distance_back(codes: np.ndarray) -> np.ndarray:
     return back
 
 
-def _windows(values: np.ndarray, size: int) -> np.ndarray:
-    """[runs, size], one run for fewer values than that."""
-    if not len(values):
-        return values.reshape(0, size)
-    return np.lib.stride_tricks.sliding_window_view(values, min(size, len(values)))
-
-
 def _mixed(values: np.ndarray) -> np.ndarray:
     """Spread over 64 bits (the finaliser of SplitMix64, Steele et al. 2014)."""
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -137,12 +129,12 @@ def _mixed(values: np.ndarray) -> np.ndarray:
     return values ^ (values >> np.uint64(31))
 
 
-def _keyword_codes() -> np.ndarray:
-    words = [np.frombuffer(word.encode(), np.uint8) for word in sorted(KEYWORDS)]
-    return np.sort(np.concatenate([_polynomials(word, np.array([0]), np.array([len(word)])) for word in words]))
+def _code(word: str) -> np.uint64:
+    return _polynomials(np.frombuffer(word.encode(), np.uint8), np.array([0]), np.array([len(word)]))[0]
 
 
-_KEYWORD_CODES = _keyword_codes()
+_KEYWORD_CODES = np.sort(np.array([_code(word) for word in KEYWORDS]))
+_MODULE_CODE = _code("module")
 
 SIGNATURE = 64
 """Numbers of a MinHash signature: the standard error of a similarity is at most 0.0625."""

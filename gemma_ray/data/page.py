@@ -30,8 +30,8 @@ class ShownRow:
     loss: int
 
 
-def write_page(folder: Path, model: Path, count: int, out: Path) -> None:
-    """Write the page over a data folder with its first `count` rows.
+def write_page(folder: Path, model: Path, count: int, out: Path) -> Path:
+    """Write the page over a data folder with its first `count` rows to `out`, and return that.
 
     Raises DataError when the folder is not prepared data or was made with another tokenizer, OSError when `out` cannot be written.
     """
@@ -55,6 +55,7 @@ def write_page(folder: Path, model: Path, count: int, out: Path) -> None:
         style=Markup((REPORTING / "page.css").read_text(encoding="utf-8")),
     )
     write_text(out, page.encode("utf-8", "replace").decode())
+    return out
 
 
 def _facts(manifest: Manifest) -> list[tuple[str, str]]:

@@ -106,11 +106,12 @@ class _Buckets:
 
 
 def _stacked(batch: _Batch) -> dict[str, np.ndarray]:
-    padded = [_padded(record, batch.length) for record in batch.records]
-    return {key: np.stack([row[key] for row in padded]) for key in padded[0]}
+    rows = [padded(record, batch.length) for record in batch.records]
+    return {key: np.stack([row[key] for row in rows]) for key in rows[0]}
 
 
-def _padded(record: bytes, length: int) -> dict[str, np.ndarray]:
+def padded(record: bytes, length: int) -> dict[str, np.ndarray]:
+    """A shard's record as arrays [length] by the names that a batch has."""
     row = unpack_row(record)
     padding = (0, length - len(row.tokens))
     columns = {"tokens": row.tokens, "loss_mask": row.loss, "positions": row.positions, "segments": row.segments}

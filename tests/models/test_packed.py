@@ -10,10 +10,13 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from gemma_ray.data.records import pack_row
+from gemma_ray.data.source import padded
 from gemma_ray.errors import ModelError
 from gemma_ray.models.attention import attend, block_size, pick_kernel
 from gemma_ray.models.gemma4 import text_config
 from gemma_ray.models.packed import KEPT
+from gemma_ray.models.templates import Tokens
 from gemma_ray.training.build import build_model
 from gemma_ray.training.config import LoraConfig
 from gemma_ray.training.loss import next_token_loss
@@ -56,6 +59,22 @@ def test_a_packed_document_has_the_logits_it_has_alone(model: Any) -> None:
         start += length
     unmasked = {**packed, "segments": np.ones_like(packed["segments"])}
     assert np.abs(logits_of(model, unmasked) - found).max() > 1e-2
+
+
+def test_an_example_has_the_loss_in_a_packed_row_that_it_has_in_one_of_its_own(model: Any) -> None:
+    """Through the bytes of a shard: three examples, the first longer than the sliding window, in one row and in three."""
+    random = np.random.default_rng(1)
+    examples = [Tokens(random.integers(8, 1024, n).astype(np.int32), np.arange(n) >= n // 3) for n in (150, 31, 60)]
+    together, alone = pack_row(examples), [pack_row([example]) for example in examples]
+
+    def loss(record: bytes, segment: int) -> float:
+        row = {key: np.stack([column] * 4) for key, column in padded(record, 256).items()}
+        row["loss_mask"] &= row["segments"] == segment
+        with make_mesh(4, 2), jax.default_matmul_precision("highest"):
+            return float(nnx.jit(lambda m, b: next_token_loss(m, **b))(model, row)) / 4
+
+    for number, record in enumerate(alone, 1):
+        assert loss(together, number) == pytest.approx(loss(record, 1), rel=1e-6)
 
 
 def tiled(x: np.ndarray, mesh: jax.sharding.Mesh) -> jax.Array:
