@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 from collections.abc import Iterator
@@ -12,11 +13,13 @@ import numpy as np
 import pytest
 
 from gemma_ray.data.config import DataConfig
+from gemma_ray.data.page import write_page
 from gemma_ray.data.prepare import prepare, prepare_text
 from gemma_ray.data.records import pack_row, unpack_row
 from gemma_ray.data.shards import DROPPED, check_shards, read_manifest
 from gemma_ray.data.show import examples, loss_free_prefixes, marked_text, rows, shown_examples
-from gemma_ray.errors import DataError, RecipeError
+from gemma_ray.errors import DataError, ModelError, RecipeError
+from gemma_ray.models.template_check import PROBES, check_probes
 from gemma_ray.models.templates import Tokens
 from gemma_ray.models.tokenizer import Tokenizer
 from gemma_ray.recipe import parse_recipe
@@ -147,6 +150,27 @@ def test_chunks_of_any_size_give_the_same_examples_and_places(
     prepare(CONFIG, source, tiny_gemma, tmp_path / "out")
     assert [shard.sha256 for shard in read_manifest(tmp_path / "out").shards] == [shard.sha256 for shard in read_manifest(prepared).shards]
     assert (tmp_path / "out" / DROPPED).read_text() == (prepared / DROPPED).read_text()
+
+
+def test_the_page_shows_rows_lengths_and_what_was_left_out(prepared: Path, tiny_gemma: Path, tmp_path: Path) -> None:
+    page = write_page(prepared, tiny_gemma, 2, tmp_path / "page.html").read_text()
+    manifest = read_manifest(prepared)
+    assert page.count('<section class="packed">') == 2
+    assert page.count('<div class="document">') == sum(len(row.lengths) for row in itertools.islice(rows(prepared), 2))
+    assert page.count('class="loss" title=') == sum(int(row.loss.sum()) for row in itertools.islice(rows(prepared), 2))
+    assert "&lt;bos&gt;" in page
+    assert "<bos>" not in page
+    assert all(f"<td>{reason}</td>" in page for reason in manifest.rows_dropped)
+    assert "b.jsonl:4 — " in page
+
+
+def test_a_model_whose_template_has_changed_since_is_refused(prepared: Path, tiny_gemma: Path, tmp_path: Path) -> None:
+    probes = read_manifest(prepared).probes
+    assert len(probes) == len(PROBES)
+    check_probes(tiny_gemma, probes)
+    with pytest.raises(ModelError, match=r"renders a probe as .*; in training it was 'other'.*train again"):
+        check_probes(tiny_gemma, [*probes[:2], "other", *probes[3:]])
+    check_probes(tiny_gemma, [])  # raw text has none
 
 
 def test_what_was_finished_before_a_kill_is_not_done_again(
