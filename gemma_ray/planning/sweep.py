@@ -157,7 +157,8 @@ def _compiled_by_depth(job: CompileJob, depths: tuple[int, int] | None, pod_type
 
     def at(depth: int) -> Compiled:
         text = {**job.text, "num_hidden_layers": depth, "layer_types": job.text["layer_types"][:depth]}
-        return compiled(dataclasses.replace(job, text=text), pod_type, cache, progress)
+        say = progress if depth == max(depths) else lambda _: None  # both at a time would say the same twice
+        return compiled(dataclasses.replace(job, text=text), pod_type, cache, say)
 
     with ThreadPoolExecutor(2) as pool:
         try:
