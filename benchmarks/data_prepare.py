@@ -50,7 +50,7 @@ def ours(source: Path, model: Path, out: Path) -> dict[str, Any]:
     from gemma_ray.data.config import DataConfig
     from gemma_ray.data.prepare import prepare
 
-    ray.init(address="local", num_cpus=2, include_dashboard=False, logging_level="ERROR", log_to_driver=False)
+    ray.init(address="local", num_cpus=2, include_dashboard=False, logging_level=40, log_to_driver=False)
     began = time.perf_counter()
     manifest = prepare(DataConfig(max_seq_len=LONGEST), str(source), model, out)
     took = time.perf_counter() - began
@@ -136,7 +136,7 @@ def tree_bytes(pid: int) -> int:
 
 def main() -> None:
     """Print a table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description="gemma-ray data prepare beside datasets.map")
     parser.add_argument("--rows", type=int, nargs="+", default=[10_000, 100_000])
     parser.add_argument("--run", nargs=4, help=argparse.SUPPRESS)
     arguments = parser.parse_args()

@@ -109,7 +109,7 @@ def test_planted_leaks_are_found_and_others_are_not(prompt: str, code: str, leak
     assert (found is None) == (leaks is None)
     if found is not None:
         assert found.reason == "contaminated"
-        assert leaks in found.detail
+        assert str(leaks) in found.detail
 
 
 VERILOG_EVAL_FOLDER = Path(__file__).resolve().parents[3] / "shared" / "data" / "verilog-eval"
