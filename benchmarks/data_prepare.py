@@ -48,11 +48,12 @@ def ours(source: Path, model: Path, out: Path) -> dict[str, Any]:
     import ray
 
     from gemma_ray.data.config import DataConfig
+    from gemma_ray.data.files import source_files
     from gemma_ray.data.prepare import prepare
 
     ray.init(address="local", num_cpus=2, include_dashboard=False, logging_level=40, log_to_driver=False)
     began = time.perf_counter()
-    manifest = prepare(DataConfig(max_seq_len=LONGEST), str(source), model, out)
+    manifest = prepare(DataConfig(max_seq_len=LONGEST), source_files(str(source)), model, out)
     took = time.perf_counter() - began
     ray.shutdown()
     return {"seconds": took, "kept": manifest.rows_kept, "tokens": manifest.tokens, "padding": manifest.padding_fraction}

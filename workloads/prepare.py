@@ -7,7 +7,7 @@ from pathlib import Path
 
 from gemma_ray.artifacts import fingerprint
 from gemma_ray.data.contamination import benchmark
-from gemma_ray.data.files import files_fingerprint, source_files
+from gemma_ray.data.files import SourceFile, files_fingerprint, source_files
 from gemma_ray.data.prepare import prepare
 from gemma_ray.data.shards import Manifest, check_shards, read_manifest
 from gemma_ray.data.verilog import write_dataset
@@ -30,8 +30,7 @@ class BuiltInData:
 
 def run(recipe: Recipe, progress: Progress) -> Manifest:
     """Make RUN/data, and the base model before it when its tokenizer does not exist yet."""
-    source = training_source(recipe, progress)
-    files = source_files(source)
+    files = source_files(training_source(recipe, progress))
     kept_out = benchmarks(recipe, progress)
     with cluster(recipe):
         base = base_model(recipe, progress)
@@ -42,14 +41,14 @@ def run(recipe: Recipe, progress: Progress) -> Manifest:
             "benchmarks": [benchmark(name).fingerprint() for name in kept_out],
         }
         paths = run_paths(recipe)
-        once(recipe, "prepare", made_from, paths.data, lambda: _prepare(recipe, source, base, kept_out, progress), progress)
+        once(recipe, "prepare", made_from, paths.data, lambda: _prepare(recipe, files, base, kept_out, progress), progress)
     manifest = read_manifest(paths.data)
     check_shards(paths.data, manifest)
     return manifest
 
 
-def _prepare(recipe: Recipe, source: str, base: Path, kept_out: list[str], progress: Progress) -> None:
-    prepare(recipe.data, source, base, run_paths(recipe).data, kept_out, progress.note)
+def _prepare(recipe: Recipe, files: list[SourceFile], base: Path, kept_out: list[str], progress: Progress) -> None:
+    prepare(recipe.data, files, base, run_paths(recipe).data, kept_out, progress.note)
 
 
 def benchmarks(recipe: Recipe, progress: Progress) -> list[str]:

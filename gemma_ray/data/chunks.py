@@ -52,7 +52,7 @@ class ChunkJob:
             tokens = iter(self.tokenizing(examples) if examples else [])
             for (cut, entry), example in zip(batch, found, strict=True):
                 outcome = next(tokens) if isinstance(example, Example) else example
-                for name, value in {"cut": cut, "number": entry.number, **self._columns(example, outcome)}.items():
+                for name, value in {"cut": cut, "number": entry.number, **self._columns(outcome)}.items():
                     columns[name].append(value)
         _write(self.folder / chunk_name(number), columns, {"lines": lines, "schemas": dict(sorted(schemas.items()))})
 
@@ -69,11 +69,10 @@ class ChunkJob:
             return found
         return why_dropped(found, self.config, self.benchmarks) or found
 
-    def _columns(self, example: Example | Dropped, outcome: Tokens | Dropped) -> dict[str, Any]:
-        if isinstance(outcome, Dropped) or isinstance(example, Dropped):
-            why = outcome if isinstance(outcome, Dropped) else Dropped("")
+    def _columns(self, outcome: Tokens | Dropped) -> dict[str, Any]:
+        if isinstance(outcome, Dropped):
             nothing = {"row": b"", "length": 0, "loss": 0, "key": 0, "signature": bytes(4 * SIGNATURE)}
-            return {"reason": why.reason, "detail": why.detail[:400], **nothing}
+            return {"reason": outcome.reason, "detail": outcome.detail[:400], **nothing}
         mark = bytes(4 * SIGNATURE)
         if self.config.near_duplicates is not None:
             mark = signature(runs(outcome.ids, SHINGLE)).astype("<u4").tobytes()

@@ -37,7 +37,8 @@ def why_dropped(example: Example, config: DataConfig, benchmarks: Sequence[Bench
                 return Dropped("encoding", f"\\u{ord(found[0]):04x} at {found.start()} of {text[:30]!a}")
         if len(_FENCE_LINE.findall(turn.answer)) % 2:
             return Dropped("unbalanced_fences")
-    code = modules(example.turns[-1].answer)
+    codes = [modules(turn.answer) for turn in example.turns]
+    code = codes[-1]
     if config.verilog and not code:
         return Dropped("no_module")
     if config.icarus and code and (said := icarus_error(code)):
@@ -45,7 +46,7 @@ def why_dropped(example: Example, config: DataConfig, benchmarks: Sequence[Bench
     if not benchmarks:
         return None
     asked = word_runs("\n".join(turn.prompt for turn in example.turns))
-    tokens = token_runs("\n".join(modules(turn.answer) for turn in example.turns))
+    tokens = token_runs("\n".join(codes))
     leak = next((leak for benchmark in benchmarks if (leak := benchmark.leak(asked, tokens))), None)
     return Dropped("contaminated", leak) if leak else None
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gemma_ray.artifacts import fingerprint
+from gemma_ray.artifacts import file_sha256, fingerprint
 from gemma_ray.errors import DataError
 
 SUFFIXES = {
@@ -35,8 +35,6 @@ COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
 CHUNK_BYTES = 8 << 20
 """About so much of the source is read by one task, more where there would be too many tasks."""
 MOST_CHUNKS = 1000
-
-_BLOCK = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -53,7 +51,7 @@ class SourceFile:
     @property
     def compression(self) -> str | None:
         """How it is compressed as a whole."""
-        return COMPRESSIONS.get(Path(self.path).suffix)
+        return COMPRESSIONS.get(_suffixes(self.path)[1])
 
 
 @dataclass(frozen=True)
@@ -74,7 +72,7 @@ def source_files(source: str) -> list[SourceFile]:
         found = _remote(source) if "://" in source else _local(source)
         files = [_described(path, size, stamp) for path, size, stamp in found]
     except (OSError, ValueError, NotImplementedError) as e:
-        raise DataError(f"data.source = '{source}': cannot be read ({_first_line(e)})") from e
+        raise DataError(f"data.source = '{source}': cannot be read ({first_line(e)})") from e
     if not files:
         raise DataError(f"data.source = '{source}': no such file, and no {' '.join('*' + suffix for suffix in SUFFIXES)} files there")
     return files
@@ -132,7 +130,7 @@ def _part_sizes(file: SourceFile) -> list[int]:
             count = pa.ipc.open_file(opened).num_record_batches
             return [file.size // count] * count if count else []
     except (OSError, pa.ArrowException) as e:
-        raise DataError(f"{file.path}: not a {file.kind} file ({_first_line(e)}); fetch it again") from e
+        raise DataError(f"{file.path}: not a {file.kind} file ({first_line(e)}); fetch it again") from e
 
 
 def is_arrow_stream(opened: Any) -> bool:
@@ -186,15 +184,18 @@ def _filesystem(path: str) -> tuple[Any, str]:
 
 def _is_data(name: str) -> bool:
     """Whether a file inside a folder is taken for data."""
-    plain = name.removesuffix(next((suffix for suffix in COMPRESSIONS if name.endswith(suffix)), ""))
-    return not any(part.startswith((".", "_")) for part in name.split("/")) and Path(plain).suffix in SUFFIXES
+    return not any(part.startswith((".", "_")) for part in name.split("/")) and _suffixes(name)[0] in SUFFIXES
+
+
+def _suffixes(path: str) -> tuple[str, str]:
+    """What a file's name says of its kind, and of its compression; empty where it says nothing."""
+    name = Path(path.partition("?")[0] if "://" in path else path)
+    return (Path(name.stem).suffix, name.suffix) if name.suffix in COMPRESSIONS else (name.suffix, "")
 
 
 def _described(path: str, size: int, stamp: Any) -> SourceFile:
-    name = path.partition("?")[0] if "://" in path else path
-    compression = next((suffix for suffix in COMPRESSIONS if name.endswith(suffix)), "")
-    kind = SUFFIXES.get(Path(name.removesuffix(compression)).suffix) or _kind_by_content(path)
-    return SourceFile(path, kind, size, _content_hash(path) if stamp is None else fingerprint([size, stamp]))
+    kind = SUFFIXES.get(_suffixes(path)[0]) or _kind_by_content(path)
+    return SourceFile(path, kind, size, file_sha256(Path(path)) if stamp is None else fingerprint([size, stamp]))
 
 
 def _kind_by_content(path: str) -> str:
@@ -203,11 +204,6 @@ def _kind_by_content(path: str) -> str:
     return "parquet" if first.startswith(b"PAR1") else "arrow" if first == b"ARROW1" else "lines"
 
 
-def _content_hash(path: str) -> str:
-    from gemma_ray.artifacts import file_sha256
-
-    return file_sha256(Path(path))
-
-
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """What an error says, in a line."""
     return (str(error).strip() or type(error).__name__).splitlines()[0][:200]

@@ -34,9 +34,6 @@ shortint signed struct task tri typedef unique unsigned wait while wire xnor xor
 KEYWORDS = frozenset(_KEYWORDS.split())
 """Words of SystemVerilog that are no names (IEEE 1800-2017, annex B); of those, what synthesisable modules use."""
 
-_BASE = np.uint64(0x9E3779B97F4A7C15)
-
-
 _BYTES = np.arange(256)
 _ALPHANUMERIC = (string.ascii_letters + string.digits).encode()
 _IN_WORD = (_BYTES >= 0x80) | np.isin(_BYTES, np.frombuffer(_ALPHANUMERIC, np.uint8))

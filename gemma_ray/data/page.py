@@ -8,15 +8,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup
-
 from gemma_ray.artifacts import write_text
 from gemma_ray.data.shards import DROPPED, Manifest, read_manifest
 from gemma_ray.data.show import ShownToken, own_tokenizer, rows, shown
-from gemma_ray.models.templates import Tokens
-from gemma_ray.reporting.page import HERE as REPORTING
+from gemma_ray.reporting.page import render_page
 
 HERE = Path(__file__).parent
 
@@ -37,24 +32,19 @@ def write_page(folder: Path, model: Path, count: int, out: Path) -> Path:
     """
     manifest = read_manifest(folder)
     tokenizer = own_tokenizer(folder, model)
-    found = []
-    for row in itertools.islice(rows(folder), count):
-        ends = np.cumsum(row.lengths)
-        spans = zip(ends - row.lengths, ends, strict=True)
-        examples = [shown(tokenizer, Tokens(row.tokens[start:end], row.loss[start:end])) for start, end in spans]
-        found.append(ShownRow(examples, len(row.tokens), int(row.loss.sum())))
-    environment = Environment(
-        loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    page = environment.get_template("page.html.jinja").render(
+    found = [
+        ShownRow([shown(tokenizer, document) for document in row.documents()], len(row.tokens), int(row.loss.sum()))
+        for row in itertools.islice(rows(folder), count)
+    ]
+    page = render_page(
+        HERE,
         folder=folder,
         facts=_facts(manifest),
         dropped=list(_dropped(folder, manifest)),
         histogram=_histogram(manifest),
         rows=found,
-        style=Markup((REPORTING / "page.css").read_text(encoding="utf-8")),
     )
-    write_text(out, page.encode("utf-8", "replace").decode())
+    write_text(out, page)
     return out
 
 

@@ -26,10 +26,10 @@ from gemma_ray.artifacts import file_sha256, fingerprint, put_in_place, replaced
 from gemma_ray.data.chunks import Chunk, ChunkJob, chunk_name
 from gemma_ray.data.config import DataConfig
 from gemma_ray.data.contamination import benchmark
-from gemma_ray.data.files import Cut, chunks, files_fingerprint, source_files
+from gemma_ray.data.files import Cut, SourceFile, chunks, files_fingerprint
 from gemma_ray.data.passes import in_parallel
 from gemma_ray.data.records import pack_row
-from gemma_ray.data.selection import select, shards
+from gemma_ray.data.selection import Selection, select, shards
 from gemma_ray.data.sharding import RESULT, ShardJob, example_lengths, shard_of
 from gemma_ray.data.shards import DROPPED, Manifest, Shard, shard_name, write_shard
 from gemma_ray.data.tokenizing import Tokenizing
@@ -45,19 +45,18 @@ PACKAGE = Path(__file__).resolve().parent
 
 def prepare(
     config: DataConfig,
-    source: str,
+    files: Sequence[SourceFile],
     model: Path,
     out: Path,
     benchmarks: Sequence[str] = (),
     progress: Callable[[str], None] = lambda _: None,
 ) -> Manifest:
-    """Read, clean, template, tokenise, mask, pack and shard `source` for the model in folder `model`; write `out` whole.
+    """Read, clean, template, tokenise, mask, pack and shard `files` for the model in folder `model`; write `out` whole.
 
-    `source` is `config.source` with a built-in set already made into files, `benchmarks` what is kept out beside `config.decontaminate`.
-    Needs a Ray connection. Raises DataError for a source that is missing, empty or unreadable (naming file and line), or of which no
-    example is left; ModelError when the tokenizer does not fit; OSError when the disk is full, and continues when called again.
+    `files` are the `source_files` of `config.source`, a built-in set already made into files; `benchmarks` are kept out beside
+    `config.decontaminate`. Needs a Ray connection. Raises DataError for files that are empty or unreadable (naming file and line), or of
+    which no example is left; ModelError when the tokenizer does not fit; OSError when the disk is full, and continues when called again.
     """
-    files = source_files(source)
     chat = chat_format(model, read_text_config(model)["model_type"])
     tokenizer = Tokenizer(model)
     kept_out = tuple(benchmark(name) for name in dict.fromkeys((*config.decontaminate, *benchmarks)))
@@ -76,15 +75,14 @@ def prepare(
     try:
         cuts = chunks(files)
         in_parallel("chunk", ChunkJob(config, tokenizing, kept_out, work), cuts, [work / chunk_name(i) for i in range(len(cuts))], progress)
-        manifest = _finish(config, cuts, work, progress)
-        manifest = dataclasses.replace(
-            manifest,
-            tokenizer=tokenizer.fingerprint(),
-            source=files_fingerprint(files),
-            template=f"{chat.name}; reasoning: {config.reasoning}; loss: {config.loss}",
-            probes=probe_texts(chat),
-            decontaminated={found.name: found.fingerprint() for found in kept_out},
-        )
+        made = {
+            "tokenizer": tokenizer.fingerprint(),
+            "source": files_fingerprint(files),
+            "template": f"{chat.name}; reasoning: {config.reasoning}; loss: {config.loss}",
+            "probes": probe_texts(chat),
+            "decontaminated": {found.name: found.fingerprint() for found in kept_out},
+        }
+        manifest = _finish(config, cuts, work, made, progress)
     except DataError:  # the same again next time
         shutil.rmtree(work, ignore_errors=True)
         raise
@@ -114,11 +112,18 @@ def prepare_text(texts: Iterable[str], tokenizer_folder: Path, seq_len: int, out
         packed = [pack_row([Tokens(np.array(row, np.int32), np.ones(len(row), bool))]) for row in rows]
         sha256 = write_shard(folder / shard_name(0, 1), packed)
         shard = Shard(shard_name(0, 1), count, sha256, documents, tokens, tokens, {seq_len: count})
-        manifest = dataclasses.replace(
-            _manifest([shard], documents, {}, DataConfig(max_seq_len=seq_len, layout="padded")),
+        manifest = _manifest(
+            [shard],
+            DataConfig(max_seq_len=seq_len, layout="padded"),
+            rows_read=documents,
+            rows_dropped={},
+            example_lengths={},
+            schemas={},
             tokenizer=tokenizer.fingerprint(),
             source=fingerprint(stream),
             template="raw text; loss: every token",
+            probes=[],
+            decontaminated={},
         )
         manifest.write(folder)
     return manifest
@@ -134,8 +139,10 @@ def _work_folder(out: Path, made_from: str) -> Path:
     return work
 
 
-def _finish(config: DataConfig, cuts: list[tuple[Cut, ...]], work: Path, progress: Callable[[str], None]) -> Manifest:
-    """The second and the third pass over finished chunks."""
+def _finish(
+    config: DataConfig, cuts: list[tuple[Cut, ...]], work: Path, made_with: dict[str, Any], progress: Callable[[str], None]
+) -> Manifest:
+    """The second and the third pass over finished chunks; `made_with` are the manifest's fields that say what they were made with."""
     found = [Chunk(work / chunk_name(i)) for i in range(len(cuts))]
     places = _Places(cuts, found)
     read = sum(map(len, found))
@@ -153,11 +160,18 @@ def _finish(config: DataConfig, cuts: list[tuple[Cut, ...]], work: Path, progres
     described = [work / f"{shard_name(i, len(parts))}.json" for i in range(len(parts))]
     in_parallel("shard", ShardJob(config, work, len(parts)), parts, described, progress)
     made = [shard_of(path) for path in described]
-    manifest = _manifest(made, read, dict(sorted((reason, n) for reason, n in reasons.items() if n)), config)
     schemas: Counter[str] = Counter()
     for chunk in found:
         schemas.update(chunk.schemas)
-    return dataclasses.replace(manifest, schemas=dict(schemas), example_lengths=example_lengths(found, chosen, config.max_seq_len))
+    return _manifest(
+        made,
+        config,
+        rows_read=read,
+        rows_dropped=dict(sorted((reason, n) for reason, n in reasons.items() if n)),
+        example_lengths=example_lengths(found, chosen, config.max_seq_len),
+        schemas=dict(schemas),
+        **made_with,
+    )
 
 
 def _refuse(config: DataConfig, found: list[Chunk], places: _Places, reasons: Counter[str], read: int) -> None:
@@ -207,7 +221,7 @@ class _Places:
         return next(iter(self.dropped(None, 1)), "")
 
 
-def _list_dropped(path: Path, found: list[Chunk], places: _Places, chosen: Any) -> None:
+def _list_dropped(path: Path, found: list[Chunk], places: _Places, chosen: Selection) -> None:
     """A line for every example that was left out: where it stands, why, and what there is to say about it."""
     with replaced(path) as temporary, temporary.open("w", encoding="utf-8") as out:
         for i, chunk in enumerate(found):
@@ -225,26 +239,19 @@ def _counted(reasons: Counter[str]) -> str:
     return ", ".join(f"{reason} {count}" for reason, count in sorted(reasons.items()) if count)
 
 
-def _manifest(made: list[Shard], read: int, dropped: dict[str, int], config: DataConfig) -> Manifest:
+def _manifest(made: list[Shard], config: DataConfig, **fields: Any) -> Manifest:
+    """The manifest of shards; `fields` are those that do not follow from them."""
     tokens, places = sum(shard.tokens for shard in made), sum(n * length for shard in made for length, n in shard.lengths.items())
     return Manifest(
-        rows_read=read,
         rows_kept=sum(shard.examples for shard in made),
-        rows_dropped=dropped,
         tokens=tokens,
         loss_tokens=sum(shard.loss_tokens for shard in made),
         padding_fraction=1 - tokens / places if places else 0.0,
         seq_len=config.max_seq_len,
         layout=config.layout,
         sequences=sum(shard.rows for shard in made),
-        example_lengths={},
-        tokenizer="",
-        source="",
-        schemas={},
-        decontaminated={},
-        template="",
-        probes=[],
         shards=made,
+        **fields,
     )
 
 

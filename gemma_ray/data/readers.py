@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from gemma_ray.data.files import Cut, SourceFile, is_arrow_stream, open_input
+from gemma_ray.data.files import Cut, SourceFile, first_line, is_arrow_stream, open_input
 from gemma_ray.errors import DataError
 
 UTF8_MARK = b"\xef\xbb\xbf"
@@ -58,7 +58,7 @@ def _raw_lines(cut: Cut) -> Iterator[bytes]:
             while stream.tell() < cut.end and (line := stream.readline()):
                 yield line
     except OSError as e:
-        raise DataError(f"{file.path}: cannot be read ({str(e).splitlines()[0][:200]})") from e
+        raise DataError(f"{file.path}: cannot be read ({first_line(e)})") from e
 
 
 def _without_mark(line: bytes, file: SourceFile) -> bytes:
@@ -94,7 +94,7 @@ def _rows(cut: Cut) -> Iterator[Entry]:
                     number += 1
                     yield Entry(number, record)
     except (OSError, pa.ArrowException) as e:
-        raise DataError(f"{cut.file.path}: cannot be read as {cut.file.kind} ({str(e).splitlines()[0][:200]}); fetch it again") from e
+        raise DataError(f"{cut.file.path}: cannot be read as {cut.file.kind} ({first_line(e)}); fetch it again") from e
 
 
 def _batches(cut: Cut) -> Iterator[Any]:

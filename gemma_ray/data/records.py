@@ -5,7 +5,7 @@ uint32 documents │ uint32 × documents lengths │ uint32 × sum tokens │ ce
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,6 +21,12 @@ class Row:
     tokens: np.ndarray
     loss: np.ndarray
     lengths: np.ndarray
+
+    def documents(self) -> Iterator[Tokens]:
+        """Its documents, one by one."""
+        ends = np.cumsum(self.lengths)
+        for start, end in zip(ends - self.lengths, ends, strict=True):
+            yield Tokens(self.tokens[start:end], self.loss[start:end])
 
     @property
     def segments(self) -> np.ndarray:

@@ -17,7 +17,6 @@ from gemma_ray.data.packing import bucket_lengths, pack
 from gemma_ray.data.records import pack_row, unpack_row
 from gemma_ray.data.selection import Selection
 from gemma_ray.data.shards import Shard, shard_name, write_shard
-from gemma_ray.models.templates import Tokens
 
 HISTOGRAM = 32
 RESULT = "data"
@@ -36,7 +35,7 @@ class ShardJob:
     def __call__(self, number: int, places: tuple[np.ndarray, np.ndarray]) -> None:
         """Raises OSError when the shard cannot be written."""
         chunks = {int(i): Chunk(self.folder / chunk_name(int(i))) for i in np.unique(places[0])}
-        documents = [_document(chunks[int(i)].row(int(row))) for i, row in zip(*places, strict=True)]
+        documents = [document for i, row in zip(*places, strict=True) for document in unpack_row(chunks[int(i)].row(int(row))).documents()]
         lengths = [len(document.ids) for document in documents]
         rows = self._rows(lengths)
         path = self.folder / RESULT / shard_name(number, self.shards)
@@ -54,11 +53,6 @@ class ShardJob:
         if self.config.layout != "buckets":
             return self.config.max_seq_len
         return next(bucket for bucket in bucket_lengths(self.config.max_seq_len) if bucket >= length)
-
-
-def _document(record: bytes) -> Tokens:
-    row = unpack_row(record)
-    return Tokens(row.tokens, row.loss)
 
 
 def shard_of(path: Path) -> Shard:

@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from gemma_ray.data.records import Row, unpack_row
 from gemma_ray.data.shards import Manifest, check_shards, read_manifest
 from gemma_ray.errors import DataError
@@ -82,9 +80,7 @@ def loss_free_prefixes(folder: Path, count: int) -> list[list[int]]:
 def examples(folder: Path) -> Iterator[Tokens]:
     """Every example of a data folder, row by row. Raises DataError when it is not prepared data, or damaged."""
     for row in rows(folder):
-        ends = np.cumsum(row.lengths)
-        for start, end in zip(ends - row.lengths, ends, strict=True):
-            yield Tokens(row.tokens[start:end], row.loss[start:end])
+        yield from row.documents()
 
 
 def rows(folder: Path) -> Iterator[Row]:

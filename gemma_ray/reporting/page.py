@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
@@ -61,16 +62,22 @@ def _page(runs: list[Path], out: Path) -> str:
         artifacts_section(found, out),
         recipe_section(found),
     ]
-    environment = Environment(
-        loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    page = environment.get_template("page.html.jinja").render(
+    return render_page(
+        HERE,
         runs=found,
         summaries=[summarize_run(run) for run in found],
         emulated=[_hardware(run, len(found) > 1) for run in found if run.emulated],
         sections=sections,
-        style=Markup((HERE / "page.css").read_text(encoding="utf-8")),
     )
+
+
+def render_page(folder: Path, /, **values: Any) -> str:
+    """page.html.jinja of a folder, in the report's style."""
+    environment = Environment(
+        loader=FileSystemLoader(folder), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    style = Markup((HERE / "page.css").read_text(encoding="utf-8"))
+    page = environment.get_template("page.html.jinja").render(**values, style=style)
     return page.encode("utf-8", "replace").decode()  # names of files may be no text
 
 

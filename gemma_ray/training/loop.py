@@ -115,13 +115,17 @@ class Trainer(PeftTrainer):
         """The next global batch on the mesh; None when the last step is done."""
         if self.train_steps >= self.job.train.steps:
             return None
-        before = self.batches.get_state()
+        whole = self._whole_batch() if self.train_steps == self.resumed_from else None
         placed = place_batch(next(self.batches), self.mesh, self.job.train.batch_size)
-        if self.train_steps == self.resumed_from:
-            whole = self._batches(None)
-            whole.set_state(before)
-            check_same_batch(next(whole), placed)
+        if whole is not None:
+            check_same_batch(whole, placed)
         return placed
+
+    def _whole_batch(self) -> dict[str, np.ndarray]:
+        """All rows of the batch that comes next."""
+        whole = self._batches(None)
+        whole.set_state(self.batches.get_state())
+        return next(whole)
 
     def _batches(self, rows: list[int] | None) -> Any:
         job = self.job

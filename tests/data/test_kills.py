@@ -25,7 +25,7 @@ source, model, out = sys.argv[1:]
 module.chunks = lambda found: files.chunks(found, 20_000)
 ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level=40)
 print("ready", flush=True)
-module.prepare(DataConfig(max_seq_len=256, rows_per_shard=100), source, Path(model), Path(out))
+module.prepare(DataConfig(max_seq_len=256, rows_per_shard=100), files.source_files(source), Path(model), Path(out))
 print("done", flush=True)
 """
 KILLS = 20

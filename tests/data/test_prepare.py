@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from gemma_ray.data.config import DataConfig
+from gemma_ray.data.files import source_files
 from gemma_ray.data.page import write_page
 from gemma_ray.data.prepare import prepare, prepare_text
 from gemma_ray.data.records import pack_row, unpack_row
@@ -62,7 +63,7 @@ def prepared(tiny_gemma: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     bad = [record(90, "no fence"), {"prompt": "p", "response": "no answer"}, {"prompt": " ", "response": "<answer>x</answer>"}]
     long = record(91, "```verilog\nmodule m; " + "wire x; " * 200 + "endmodule\n```")
     write(folder / "b.jsonl", [*bad, long, "", record(20), record(3), record(92, "```verilog\nmodule m; endmodule")])
-    prepare(CONFIG, str(folder), tiny_gemma, place / "out")
+    prepare(CONFIG, source_files(str(folder)), tiny_gemma, place / "out")
     return place / "out"
 
 
@@ -127,14 +128,14 @@ def test_only_the_answer_bears_loss_and_reasoning_is_left_out(prepared: Path, ti
 )
 def test_reasoning_bears_loss_as_the_recipe_says(tmp_path: Path, tiny_gemma: Path, loss: str, reasoning: str, bears: bool) -> None:
     source = write(tmp_path / "a.jsonl", [record(3)])
-    prepare(changed(reasoning=reasoning, loss=loss), str(source), tiny_gemma, tmp_path / "out")
+    prepare(changed(reasoning=reasoning, loss=loss), source_files(str(source)), tiny_gemma, tmp_path / "out")
     (example,) = shown_examples(tmp_path / "out", tiny_gemma, 5)
     assert ("<|channel>thought\nhm 3\n<channel|>" in "".join(token.text for token in example)) == (reasoning == "keep")
     assert ("hm 3" in "".join(token.text for token in example if token.bears_loss)) == bears
 
 
 def test_the_same_source_gives_the_same_bytes(prepared: Path, source: str, tiny_gemma: Path, tmp_path: Path) -> None:
-    again = prepare(CONFIG, source, tiny_gemma, tmp_path / "again")
+    again = prepare(CONFIG, source_files(source), tiny_gemma, tmp_path / "again")
     assert again == read_manifest(prepared)
     assert [path.name for path in tmp_path.iterdir()] == ["again"]
 
@@ -147,7 +148,7 @@ def test_chunks_of_any_size_give_the_same_examples_and_places(
     from gemma_ray.data import prepare as module
 
     monkeypatch.setattr(module, "chunks", lambda found: files.chunks(found, chunk_bytes))
-    prepare(CONFIG, source, tiny_gemma, tmp_path / "out")
+    prepare(CONFIG, source_files(source), tiny_gemma, tmp_path / "out")
     assert [shard.sha256 for shard in read_manifest(tmp_path / "out").shards] == [shard.sha256 for shard in read_manifest(prepared).shards]
     assert (tmp_path / "out" / DROPPED).read_text() == (prepared / DROPPED).read_text()
 
@@ -187,7 +188,7 @@ def test_what_was_finished_before_a_kill_is_not_done_again(
 
     monkeypatch.setattr(module, "_finish", killed)
     with pytest.raises(KeyboardInterrupt):
-        prepare(CONFIG, source, tiny_gemma, tmp_path / "out")
+        prepare(CONFIG, source_files(source), tiny_gemma, tmp_path / "out")
     (work,) = tmp_path.iterdir()
     finished = {path.name: path.stat().st_mtime_ns for path in work.glob("chunk-*")}
     assert len(finished) > 3
@@ -195,7 +196,7 @@ def test_what_was_finished_before_a_kill_is_not_done_again(
     monkeypatch.setattr(
         module, "_finish", lambda *rest: (notes.append({p.name: p.stat().st_mtime_ns for p in work.glob("chunk-*")}), finish(*rest))[1]
     )
-    prepare(CONFIG, source, tiny_gemma, tmp_path / "out")
+    prepare(CONFIG, source_files(source), tiny_gemma, tmp_path / "out")
     assert {name for name, time in notes[0].items() if finished[name] != time} == {"chunk-000002.arrow"}
     assert (tmp_path / "out" / DROPPED).read_text() == (prepared / DROPPED).read_text()
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
@@ -214,10 +215,10 @@ def test_a_full_disk_leaves_what_is_finished_and_nothing_half_written(
 
     monkeypatch.setattr(module, "ShardJob", Full)
     with pytest.raises(OSError, match="No space left"):
-        prepare(CONFIG, source, tiny_gemma, tmp_path / "out")
+        prepare(CONFIG, source_files(source), tiny_gemma, tmp_path / "out")
     assert not (tmp_path / "out").exists()
     monkeypatch.undo()
-    assert prepare(CONFIG, source, tiny_gemma, tmp_path / "out") == read_manifest(prepared)
+    assert prepare(CONFIG, source_files(source), tiny_gemma, tmp_path / "out") == read_manifest(prepared)
 
 
 @pytest.mark.parametrize(
@@ -240,13 +241,13 @@ def test_a_full_disk_leaves_what_is_finished_and_nothing_half_written(
 def test_bad_data_is_refused_and_nothing_is_left(records: list[Any], message: str, tiny_gemma: Path, tmp_path: Path) -> None:
     write(tmp_path / "a.jsonl", records)
     with pytest.raises(DataError, match=message):
-        prepare(CONFIG, str(tmp_path / "a.jsonl"), tiny_gemma, tmp_path / "out")
+        prepare(CONFIG, source_files(str(tmp_path / "a.jsonl")), tiny_gemma, tmp_path / "out")
     assert [p.name for p in tmp_path.iterdir()] == ["a.jsonl"]
 
 
 def test_some_bad_lines_are_counted_when_the_recipe_allows_them(tiny_gemma: Path, tmp_path: Path) -> None:
     source = write(tmp_path / "a.jsonl", [record(0), "{", {**record(1), "prompt": "a\ud800"}, {**record(1), "prompt": "bell \x07"}])
-    manifest = prepare(changed(bad_lines=1), str(source), tiny_gemma, tmp_path / "out")
+    manifest = prepare(changed(bad_lines=1), source_files(str(source)), tiny_gemma, tmp_path / "out")
     assert manifest.rows_dropped == {"encoding": 2, "malformed": 1}
 
 
@@ -255,14 +256,14 @@ def test_what_is_longer_than_a_row(tiny_gemma: Path, tmp_path: Path, rule: str, 
     long = {"prompt": "Make it. " + "Long words. " * 60, "response": record(1)["response"]}
     thinks = {"prompt": "Make two.", "response": "<think>" + "well " * 200 + record(2)["response"].removeprefix("<think>")}
     source = write(tmp_path / "a.jsonl", [record(0), long, thinks])
-    manifest = prepare(changed(too_long=rule, reasoning="keep"), str(source), tiny_gemma, tmp_path / "out")
+    manifest = prepare(changed(too_long=rule, reasoning="keep"), source_files(str(source)), tiny_gemma, tmp_path / "out")
     assert manifest.rows_kept == kept
     for example in shown_examples(tmp_path / "out", tiny_gemma, 3):
         assert len(example) <= 128
         assert "".join(token.text for token in example if token.bears_loss).endswith("endmodule\n```<turn|>")
     refused = write(tmp_path / "b.jsonl", [record(0), long, long])
     with pytest.raises(DataError, match=r"b\.jsonl:2: \d+ tokens; .*b\.jsonl:3: .*data\.too_long=refuse"):
-        prepare(changed(too_long="refuse"), str(refused), tiny_gemma, tmp_path / "x")
+        prepare(changed(too_long="refuse"), source_files(str(refused)), tiny_gemma, tmp_path / "x")
 
 
 def test_a_tokenizer_that_is_not_the_manifests_is_refused(prepared: Path, tiny_gemma: Path, tmp_path: Path) -> None:
@@ -276,7 +277,7 @@ def test_a_tokenizer_that_is_not_the_manifests_is_refused(prepared: Path, tiny_g
 def test_bytes_that_are_not_utf8_are_refused(tiny_gemma: Path, tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(b'{"prompt": "\xff", "response": ""}\n')
     with pytest.raises(DataError, match=r"a\.jsonl:1"):
-        prepare(CONFIG, str(tmp_path / "a.jsonl"), tiny_gemma, tmp_path / "out")
+        prepare(CONFIG, source_files(str(tmp_path / "a.jsonl")), tiny_gemma, tmp_path / "out")
 
 
 def test_a_changed_shard_is_noticed(prepared: Path, tmp_path: Path) -> None:
@@ -327,7 +328,7 @@ def test_a_row_survives_packing() -> None:
 def test_a_record_as_deep_as_can_be_read_is_read(tiny_gemma: Path, tmp_path: Path) -> None:
     deep = json.dumps(record(1))[:-1] + ', "more": ' + "[" * 900 + "]" * 900 + "}"
     source = write(tmp_path / "a.jsonl", [record(0), deep])
-    assert prepare(CONFIG, str(source), tiny_gemma, tmp_path / "out").rows_kept == 2
+    assert prepare(CONFIG, source_files(str(source)), tiny_gemma, tmp_path / "out").rows_kept == 2
 
 
 def test_a_system_prompt_with_half_a_character_is_refused() -> None:
