@@ -1,15 +1,18 @@
-"""A pass over numbered pieces of work on Ray Data: one task a piece, pieces whose result is there are left out."""
+"""A pass over numbered pieces of work on Ray Data; pieces whose result is there are left out."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from gemma_ray.errors import DataError, GemmaRayError, StageError
 
 PROGRESS_INTERVAL_S = 5.0
+TASKS_PER_CPU = 8
+"""Ray Data looks for work to hand out a few times a second, so pieces of less than a second go several to a task."""
 
 
 def in_parallel(
@@ -30,7 +33,8 @@ def in_parallel(
     context = DataContext.get_current()
     context.enable_progress_bars = False
     context.print_on_execution_start = False
-    numbers = ray.data.from_items([{"number": number} for number in waiting], override_num_blocks=len(waiting))
+    tasks = min(len(waiting), TASKS_PER_CPU * max(1, int(ray.cluster_resources().get("CPU", 1))))
+    numbers = ray.data.from_items([{"number": number} for number in waiting], override_num_blocks=tasks)
     kept = ray.put(list(pieces))
     said, faults = time.monotonic(), []
     for done, row in enumerate(numbers.map(_Piece(job, kept)).iter_rows(), 1):
@@ -42,6 +46,19 @@ def in_parallel(
     if faults:
         _, kind, fault, errno = min(faults)
         raise _again(kind, fault, errno)
+
+
+def start_workers() -> None:
+    """Have the cluster start its worker processes and load what a pass needs, while this process does something else."""
+    import ray
+
+    @ray.remote(num_cpus=1, max_retries=0)
+    def load() -> None:
+        import_module("gemma_ray.data.chunks")
+        import_module("tokenizers")
+
+    for _ in range(int(ray.available_resources().get("CPU", 0))):
+        load.remote()
 
 
 class _Piece:

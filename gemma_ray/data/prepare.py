@@ -27,7 +27,7 @@ from gemma_ray.data.chunks import Chunk, ChunkJob, chunk_name
 from gemma_ray.data.config import DataConfig
 from gemma_ray.data.contamination import benchmark
 from gemma_ray.data.files import Cut, SourceFile, chunks, files_fingerprint
-from gemma_ray.data.passes import in_parallel
+from gemma_ray.data.passes import in_parallel, start_workers
 from gemma_ray.data.records import pack_row
 from gemma_ray.data.selection import Selection, select, shards
 from gemma_ray.data.sharding import RESULT, ShardJob, example_lengths, shard_of
@@ -57,6 +57,7 @@ def prepare(
     `config.decontaminate`. Needs a Ray connection. Raises DataError for files that are empty or unreadable (naming file and line), or of
     which no example is left; ModelError when the tokenizer does not fit; OSError when the disk is full, and continues when called again.
     """
+    start_workers()
     chat = chat_format(model, read_text_config(model)["model_type"])
     tokenizer = Tokenizer(model)
     kept_out = tuple(benchmark(name) for name in dict.fromkeys((*config.decontaminate, *benchmarks)))

@@ -217,15 +217,19 @@ def _runs(pieces: Sequence[Piece], bearing: tuple[Part, ...]) -> Iterator[_Run]:
         yield run
 
 
-def _joined(tokenizer: Tokenizer, runs: list[_Run], encoded: Iterator[tuple[list[int], list[tuple[int, int]]]]) -> Tokens:
-    ids: list[int] = []
+def _joined(tokenizer: Tokenizer, runs: list[_Run], encoded: Iterator[tuple[np.ndarray, list[tuple[int, int]]]]) -> Tokens:
+    parts: list[np.ndarray] = []
     loss: list[tuple[int, int]] = []
+    length = 0
     for run in runs:
-        start = len(ids)
-        found, bearing = ([tokenizer.marker_id(run.text)], [(0, 1)] if run.bears else []) if run.is_marker else next(encoded)
-        ids += found
-        loss += [(start + a, start + b) for a, b in bearing]
-    mask = np.zeros(len(ids), bool)
+        if run.is_marker:
+            found, bearing = np.array([tokenizer.marker_id(run.text)], np.int32), [(0, 1)] if run.bears else []
+        else:
+            found, bearing = next(encoded)
+        loss += [(length + a, length + b) for a, b in bearing]
+        parts.append(found)
+        length += len(found)
+    mask = np.zeros(length, bool)
     for a, b in loss:
         mask[a:b] = True
-    return Tokens(np.array(ids, np.int32), mask, sum(run.is_marker for run in runs))
+    return Tokens(np.concatenate(parts), mask, sum(run.is_marker for run in runs))

@@ -14,6 +14,8 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from gemma_ray.artifacts import file_sha256, write_json, write_text
 from gemma_ray.errors import ModelError
 from gemma_ray.models.pieces import Pieces, cutter
@@ -36,10 +38,10 @@ def _cut_at(text: str, spans: Sequence[Span]) -> list[int]:
     return sorted({place for span in spans for place in span} - {0, len(text)})
 
 
-def _joined(parts: list[list[int]], cut: list[int], spans: Sequence[Span], length: int) -> tuple[list[int], list[Span]]:
+def _joined(parts: list[np.ndarray], cut: list[int], spans: Sequence[Span], length: int) -> tuple[np.ndarray, list[Span]]:
     """Parts end to end, and the tokens of spans that begin and end where they were cut."""
     at = dict(zip((0, *cut, length), accumulate(map(len, parts), initial=0), strict=True))
-    return [i for part in parts for i in part], [(at[start], at[end]) for start, end in spans]
+    return np.concatenate(parts), [(at[start], at[end]) for start, end in spans]
 
 
 def _within(encoding: Any, first: int, end: int) -> Span:
@@ -81,9 +83,9 @@ class Tokenizer:
         encoded = self._tokenizer.encode(text, add_special_tokens=False)
         return Encoded(encoded.ids, encoded.offsets)
 
-    def encode_text(self, texts: Sequence[tuple[str, Sequence[Span]]]) -> list[tuple[list[int], list[Span]]]:
-        """Ids of texts in which nothing is a special token, whatever it looks like. Each text comes with spans of characters [start, end),
-        and its ids with the spans of tokens that lie wholly within them."""
+    def encode_text(self, texts: Sequence[tuple[str, Sequence[Span]]]) -> list[tuple[np.ndarray, list[Span]]]:
+        """Ids (int32) of texts in which nothing is a special token, whatever it looks like. Each text comes with spans of characters
+        [start, end), and its ids with the spans of tokens that lie wholly within them."""
         self._tokenizer.encode_special_tokens = True
         try:
             pieces = self._pieces
@@ -105,9 +107,10 @@ class Tokenizer:
         where = cutter(self.path, _PIECES)
         return None if where is None else Pieces(self._tokenizer, where)
 
-    def _encode_whole(self, texts: Sequence[tuple[str, Sequence[Span]]]) -> list[tuple[list[int], list[Span]]]:
+    def _encode_whole(self, texts: Sequence[tuple[str, Sequence[Span]]]) -> list[tuple[np.ndarray, list[Span]]]:
         encoded = self._tokenizer.encode_batch([text for text, _ in texts], add_special_tokens=False)
-        return [(one.ids, [_within(one, *span) for span in spans]) for one, (_, spans) in zip(encoded, texts, strict=True)]
+        ids = [np.array(one.ids, np.int32) for one in encoded]
+        return [(ids[i], [_within(encoded[i], *span) for span in spans]) for i, (_, spans) in enumerate(texts)]
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of ids, special tokens included."""
