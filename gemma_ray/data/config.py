@@ -8,6 +8,7 @@ from pydantic import Field, field_validator
 
 from gemma_ray.section import Section, Seed
 
+Layout = Literal["packed", "buckets", "padded"]
 Column = Literal["prompt", "answer", "reasoning", "system", "messages"]
 
 
@@ -31,7 +32,7 @@ class DataConfig(Section):
         default="drop",
         description="examples longer than a row; truncate cuts reasoning, then the last question, and keeps the answer whole",
     )
-    layout: Literal["packed", "buckets", "padded"] = Field(
+    layout: Layout = Field(
         default="packed",
         description="several examples a row, rows of a few lengths (a batch has one), or one example padded to max_seq_len",
     )

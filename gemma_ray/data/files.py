@@ -35,6 +35,8 @@ COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
 CHUNK_BYTES = 8 << 20
 """About so much of the source is read by one task, more where there would be too many tasks."""
 MOST_CHUNKS = 1000
+RETRY_S = 60
+"""How long Cloud Storage is asked again before it counts as unreachable; the client's own 15 minutes look like a hang."""
 
 
 @dataclass(frozen=True)
@@ -142,7 +144,7 @@ def is_arrow_stream(opened: Any) -> bool:
 
 def files_fingerprint(files: Sequence[SourceFile]) -> str:
     """Changes when a file's name or content does; not with the folder that they are in."""
-    return fingerprint([(file.path.rsplit("/", 1)[-1], file.fingerprint) for file in files])
+    return fingerprint([(_address(file.path)[1].rsplit("/", 1)[-1], file.fingerprint) for file in files])
 
 
 def _local(source: str) -> list[tuple[str, int, Any]]:
@@ -159,27 +161,35 @@ def _local(source: str) -> list[tuple[str, int, Any]]:
 def _remote(source: str) -> list[tuple[str, int, Any]]:
     from pyarrow import fs
 
-    wildcard = re.search(r"[*?\[]", source)
-    fixed = source[: wildcard.start()].rsplit("/", 1)[0] if wildcard else source
-    scheme, _, query = fixed.partition("://")[0], None, "?" + source.partition("?")[2] if "?" in source and not wildcard else ""
-    system, name = _filesystem(fixed)
-    info = system.get_file_info(name)
+    start, name, query = _address(source)
+    wildcard = re.search(r"[*?\[]", name)
+    system, fixed = _filesystem(start + (name[: wildcard.start()].rpartition("/")[0] if wildcard else name) + query)
+    info = system.get_file_info(fixed)
     if info.type == fs.FileType.File:
         return [(source, info.size, info.mtime_ns)]
-    inside = system.get_file_info(fs.FileSelector(name, recursive=True, allow_not_found=True))
-    pattern = source.partition("://")[2] if wildcard else None
+    inside = system.get_file_info(fs.FileSelector(fixed, recursive=True, allow_not_found=True))
     return [
-        (f"{scheme}://{entry.path}{query}", entry.size, entry.mtime_ns)
+        (start + entry.path + query, entry.size, entry.mtime_ns)
         for entry in sorted(inside, key=lambda entry: entry.path)
         if entry.type == fs.FileType.File
-        and (fnmatch.fnmatch(entry.path, pattern) if pattern else _is_data(entry.path.removeprefix(name).lstrip("/")))
+        and (fnmatch.fnmatch(entry.path, name) if wildcard else _is_data(entry.path.removeprefix(fixed).lstrip("/")))
     ]
+
+
+def _address(place: str) -> tuple[str, str, str]:
+    """The parts of `scheme://user@name?key=value`: up to the name, the name, and the rest."""
+    found = re.fullmatch(r"(\w+://(?:[^/@]*@)?)(.*?)(\?\w+=.*)?", place, re.DOTALL)
+    return (found[1], found[2], found[3] or "") if found else ("", place, "")
 
 
 def _filesystem(path: str) -> tuple[Any, str]:
     from pyarrow import fs
 
-    return fs.FileSystem.from_uri(path) if "://" in path else (fs.LocalFileSystem(), str(Path(path).absolute()))
+    if "://" not in path:
+        return fs.LocalFileSystem(), str(Path(path).absolute())
+    if path.startswith(("gs://", "gcs://")) and "retry_limit_seconds=" not in path:
+        path += f"{'&' if _address(path)[2] else '?'}retry_limit_seconds={RETRY_S}"
+    return fs.FileSystem.from_uri(path)
 
 
 def _is_data(name: str) -> bool:
@@ -189,7 +199,7 @@ def _is_data(name: str) -> bool:
 
 def _suffixes(path: str) -> tuple[str, str]:
     """What a file's name says of its kind, and of its compression; empty where it says nothing."""
-    name = Path(path.partition("?")[0] if "://" in path else path)
+    name = Path(_address(path)[1])
     return (Path(name.stem).suffix, name.suffix) if name.suffix in COMPRESSIONS else (name.suffix, "")
 
 

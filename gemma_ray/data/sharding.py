@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 
 from gemma_ray.artifacts import write_json
 from gemma_ray.data.chunks import Chunk, chunk_name
-from gemma_ray.data.config import DataConfig
+from gemma_ray.data.config import DataConfig, Layout
 from gemma_ray.data.packing import bucket_lengths, pack
 from gemma_ray.data.records import pack_row, unpack_row
 from gemma_ray.data.selection import Selection
@@ -37,22 +37,23 @@ class ShardJob:
         chunks = {int(i): Chunk(self.folder / chunk_name(int(i))) for i in np.unique(places[0])}
         documents = [document for i, row in zip(*places, strict=True) for document in unpack_row(chunks[int(i)].row(int(row))).documents()]
         lengths = [len(document.ids) for document in documents]
-        rows = self._rows(lengths)
+        rows = rows_of(lengths, self.config.layout, self.config.max_seq_len)
         path = self.folder / RESULT / shard_name(number, self.shards)
-        sha256 = write_shard(path, [pack_row([documents[i] for i in members]) for members in rows])
-        padded = Counter(self._padded(sum(lengths[i] for i in members)) for members in rows)
+        sha256 = write_shard(path, [pack_row([documents[i] for i in members]) for members, _ in rows])
+        padded = Counter(length for _, length in rows)
         loss = sum(int(document.loss.sum()) for document in documents)
         shard = Shard(path.name, len(rows), sha256, len(documents), sum(lengths), loss, dict(sorted(padded.items())))
         write_json(self.folder / f"{path.name}.json", asdict(shard))
 
-    def _rows(self, lengths: Sequence[int]) -> list[list[int]]:
-        return pack(lengths, self.config.max_seq_len) if self.config.layout == "packed" else [[i] for i in range(len(lengths))]
 
-    def _padded(self, length: int) -> int:
-        """What a row of so many tokens is padded to."""
-        if self.config.layout != "buckets":
-            return self.config.max_seq_len
-        return next(bucket for bucket in bucket_lengths(self.config.max_seq_len) if bucket >= length)
+def rows_of(lengths: Sequence[int], layout: Layout, seq_len: int) -> list[tuple[list[int], int]]:
+    """The rows of a shard: the numbers of their examples, and what each is padded to. Shorter ones come first, so that `Shard.lengths`
+    tells every row's."""
+    if layout == "packed":
+        return [(members, seq_len) for members in pack(lengths, seq_len)]
+    widths = bucket_lengths(seq_len) if layout == "buckets" else [seq_len]
+    padded = [next(width for width in widths if width >= length) for length in lengths]
+    return [([i], padded[i]) for i in sorted(range(len(lengths)), key=padded.__getitem__)]
 
 
 def shard_of(path: Path) -> Shard:

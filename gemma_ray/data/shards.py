@@ -26,7 +26,7 @@ class Shard:
     tokens: int
     loss_tokens: int
     lengths: dict[int, int]
-    """Rows by what they are padded to."""
+    """Rows by what they are padded to, which is their order in the file."""
 
 
 @dataclass(frozen=True)

@@ -74,10 +74,10 @@ class _Buckets:
 
     def __init__(self, manifest: Manifest, source: Any, batch_size: int, seed: int):
         self.source, self.batch_size, self.seed = source, batch_size, seed
-        buckets = sorted({length for shard in manifest.shards for length in shard.lengths})
-        sizes = np.array([len(unpack_row(source[i]).tokens) for i in range(len(source))])
-        self.lengths = np.array(buckets)[np.searchsorted(buckets, sizes)]
-        self.per_epoch = sum(int((self.lengths == length).sum()) // batch_size for length in buckets)
+        self.lengths = np.array(
+            [length for shard in manifest.shards for length, rows in sorted(shard.lengths.items()) for _ in range(rows)]
+        )
+        self.per_epoch = sum(int(count) // batch_size for count in np.unique(self.lengths, return_counts=True)[1])
         if not self.per_epoch:
             raise DataError(f"no length has {batch_size} rows for a batch; lower train.batch_size, or set data.layout=padded")
         self._epoch: tuple[int, list[np.ndarray]] = (-1, [])

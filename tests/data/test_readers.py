@@ -6,12 +6,14 @@ import bz2
 import gzip
 import json
 import pickle
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from cloud_storage import cloud_storage
 
 from gemma_ray.data.files import Cut, chunks, files_fingerprint, source_files
 from gemma_ray.data.readers import read_cut
@@ -79,6 +81,37 @@ def test_a_folder_is_searched_and_what_is_no_data_left_out(tmp_path: Path) -> No
     assert [file.path for file in source_files(f"file://{tmp_path}")] == [f"file://{file.path}" for file in found]
     assert [Path(file.path).name for file in source_files(f"file://{tmp_path}/b/*.parquet")] == ["c.parquet"]
     assert [Path(file.path).name for file in source_files(f"{tmp_path}/**/*.parquet")] == ["c.parquet"]
+
+
+@pytest.fixture(scope="module")
+def bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
+    """Address of a bucket on Cloud Storage with every kind of file in its folder `data`, and the query that goes with it."""
+    folder = tmp_path_factory.mktemp("buckets")
+    (folder / "bucket" / "data").mkdir(parents=True)
+    for name, write in FILES.items():
+        write(folder / "bucket" / "data" / name)
+    with cloud_storage(folder) as query:
+        yield "gs://anonymous@bucket", query
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_cloud_storage_is_read_like_a_disk(bucket: tuple[str, str], name: str) -> None:
+    address, query = bucket
+    files = source_files(f"{address}/data/{name}{query}")
+    entries = [entry for group in chunks(files, 97) for cut in group for entry in read_cut(cut) if not entry.is_blank]
+    assert [entry.record for entry in entries] == RECORDS
+
+
+def test_cloud_storage_is_searched_like_a_disk(bucket: tuple[str, str], tmp_path: Path) -> None:
+    address, query = bucket
+    named = [name for name in sorted(FILES) if "." in name]
+    for place in (address, f"{address}/data", f"{address}/d*/*.*"):
+        found = source_files(place + query)
+        assert [file.path for file in found] == [f"{address}/data/{name}{query}" for name in named]
+    assert files_fingerprint(found) == files_fingerprint(source_files(f"{address}/data{query}&project_id=other"))
+    for missing in (f"{address}/none{query}", f"gs://anonymous@none/data{query}"):
+        with pytest.raises(DataError, match="no such file, and no"):
+            source_files(missing)
 
 
 def test_a_source_is_its_content_wherever_it_lies(tmp_path: Path) -> None:

@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 
 from gemma_ray.artifacts import write_json
+from gemma_ray.data.config import Layout
 from gemma_ray.data.packing import LEAST_BUCKET, bucket_lengths, pack
 from gemma_ray.data.records import pack_row
+from gemma_ray.data.sharding import rows_of
 from gemma_ray.data.shards import Manifest, Shard, read_manifest, shard_name, write_shard
 from gemma_ray.data.source import batches
 from gemma_ray.errors import DataError
@@ -21,19 +23,18 @@ from gemma_ray.models.templates import Tokens
 LENGTH = 256
 
 
-def write_data(folder: Path, lengths: list[int], layout: str, shards: int = 3) -> Path:
+def write_data(folder: Path, lengths: list[int], layout: Layout, shards: int = 3) -> Path:
     """A data folder whose n-th example is n + 1, over and over."""
     folder.mkdir()
     documents = [Tokens(np.full(n, i + 1, np.int32), np.arange(n) >= n // 2) for i, n in enumerate(lengths)]
     described = []
     for i in range(shards):
         mine = documents[i::shards]
-        rows = pack([len(d.ids) for d in mine], LENGTH) if layout == "packed" else [[j] for j in range(len(mine))]
+        rows = rows_of([len(d.ids) for d in mine], layout, LENGTH)
         name = shard_name(i, shards)
-        sha256 = write_shard(folder / name, [pack_row([mine[j] for j in members]) for members in rows])
-        sizes = [sum(len(mine[j].ids) for j in members) for members in rows]
-        padded = [min(b for b in bucket_lengths(LENGTH) if b >= size) if layout == "buckets" else LENGTH for size in sizes]
-        described.append(Shard(name, len(rows), sha256, len(mine), sum(sizes), 0, dict(Counter(padded))))
+        sha256 = write_shard(folder / name, [pack_row([mine[j] for j in members]) for members, _ in rows])
+        tokens = sum(len(d.ids) for d in mine)
+        described.append(Shard(name, len(rows), sha256, len(mine), tokens, 0, dict(Counter(padded for _, padded in rows))))
     fields: dict[str, Any] = dict.fromkeys(("rows_read", "rows_kept", "tokens", "loss_tokens", "sequences"), 1)
     texts: dict[str, Any] = dict.fromkeys(("tokenizer", "source", "template"), "")
     counts: dict[str, Any] = {name: {} for name in ("rows_dropped", "example_lengths", "schemas", "decontaminated")}
@@ -81,7 +82,7 @@ def test_padding_bears_no_loss_and_positions_restart(data: Path) -> None:
 
 
 @pytest.mark.parametrize("layout", ["padded", "packed", "buckets"])
-def test_an_epoch_has_every_example_once(tmp_path: Path, layout: str) -> None:
+def test_an_epoch_has_every_example_once(tmp_path: Path, layout: Layout) -> None:
     folder = write_data(tmp_path / "data", [100] * 40 + [200] * 40, layout)
     rows = sum(shard.rows for shard in read_manifest(folder).shards)
     assert rows == (61 if layout == "packed" else 80)  # pairs of 100 share a row of 256: of 14, 13 and 13 in a shard
