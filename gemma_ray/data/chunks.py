@@ -21,7 +21,7 @@ from gemma_ray.data.cleaning import why_dropped
 from gemma_ray.data.config import DataConfig
 from gemma_ray.data.contamination import Benchmark
 from gemma_ray.data.files import Cut
-from gemma_ray.data.grams import SHINGLE, SIGNATURE, runs, signature
+from gemma_ray.data.grams import SIGNATURE, signature
 from gemma_ray.data.readers import Entry, read_cut
 from gemma_ray.data.records import pack_row
 from gemma_ray.data.schemas import Dropped, Example, read_example, schema_of
@@ -47,12 +47,12 @@ class ChunkJob:
         columns: dict[str, list[Any]] = {name: [] for name in COLUMNS}
         lines, schemas = [0] * len(cuts), Counter[str]()
         for batch in _batched(cuts, lines):
-            found = [self._read(entry, schemas) for _, entry in batch]
-            examples = [example for example in found if isinstance(example, Example)]
+            read = [self._read(entry, schemas) for _, entry in batch]
+            examples = [example for example in read if isinstance(example, Example)]
             tokens = iter(self.tokenizing(examples) if examples else [])
-            for (cut, entry), example in zip(batch, found, strict=True):
-                outcome = next(tokens) if isinstance(example, Example) else example
-                for name, value in {"cut": cut, "number": entry.number, **self._columns(outcome)}.items():
+            for (cut, entry), example in zip(batch, read, strict=True):
+                found = self._columns(example, next(tokens)) if isinstance(example, Example) else _dropped(example)
+                for name, value in {"cut": cut, "number": entry.number, **found}.items():
                     columns[name].append(value)
         _write(self.folder / chunk_name(number), columns, {"lines": lines, "schemas": dict(sorted(schemas.items()))})
 
@@ -69,13 +69,12 @@ class ChunkJob:
             return found
         return why_dropped(found, self.config, self.benchmarks) or found
 
-    def _columns(self, outcome: Tokens | Dropped) -> dict[str, Any]:
+    def _columns(self, example: Example, outcome: Tokens | Dropped) -> dict[str, Any]:
         if isinstance(outcome, Dropped):
-            nothing = {"row": b"", "length": 0, "loss": 0, "key": 0, "signature": bytes(4 * SIGNATURE)}
-            return {"reason": outcome.reason, "detail": outcome.detail[:400], **nothing}
+            return _dropped(outcome)
         mark = bytes(4 * SIGNATURE)
         if self.config.near_duplicates is not None:
-            mark = signature(runs(outcome.ids, SHINGLE)).astype("<u4").tobytes()
+            mark = signature(self.tokenizing.own_runs(example, outcome.ids)).astype("<u4").tobytes()
         return {
             "reason": "",
             "detail": "",
@@ -85,6 +84,11 @@ class ChunkJob:
             "key": int.from_bytes(hashlib.blake2b(outcome.ids.astype("<u4").tobytes(), digest_size=8).digest(), "little"),
             "signature": mark,
         }
+
+
+def _dropped(found: Dropped) -> dict[str, Any]:
+    nothing = {"row": b"", "length": 0, "loss": 0, "key": 0, "signature": bytes(4 * SIGNATURE)}
+    return {"reason": found.reason, "detail": found.detail[:400], **nothing}
 
 
 def _batched(cuts: Sequence[Cut], lines: list[int]) -> Iterator[list[tuple[int, Entry]]]:

@@ -74,9 +74,8 @@ class _Buckets:
 
     def __init__(self, manifest: Manifest, source: Any, batch_size: int, seed: int):
         self.source, self.batch_size, self.seed = source, batch_size, seed
-        self.lengths = np.array(
-            [length for shard in manifest.shards for length, rows in sorted(shard.lengths.items()) for _ in range(rows)]
-        )
+        runs = [run for shard in manifest.shards for run in sorted(shard.lengths.items())]
+        self.lengths = np.repeat([length for length, _ in runs], [rows for _, rows in runs])
         self.per_epoch = sum(int(count) // batch_size for count in np.unique(self.lengths, return_counts=True)[1])
         if not self.per_epoch:
             raise DataError(f"no length has {batch_size} rows for a batch; lower train.batch_size, or set data.layout=padded")

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from gemma_ray.data.config import DataConfig
+from gemma_ray.data.grams import SHINGLE, runs
 from gemma_ray.data.schemas import Dropped, Example
 from gemma_ray.models.templates import ChatFormat, Conversation, Tokens, Turn, render, tokenize
 from gemma_ray.models.tokenizer import Tokenizer
@@ -31,6 +32,11 @@ def _is_marker(folder: Path, fingerprint: str, markers: tuple[str, ...]) -> np.n
     return table
 
 
+@functools.lru_cache(maxsize=64)
+def _runs_of(folder: Path, fingerprint: str, text: str) -> np.ndarray:
+    return runs(_tokenizer(folder, fingerprint).encode_text([(text, [])])[0][0], SHINGLE)
+
+
 @dataclasses.dataclass(frozen=True)
 class Tokenizing:
     """How examples become tokens. It travels to workers; the tokenizer is read there, once a process."""
@@ -46,6 +52,11 @@ class Tokenizing:
         tokenizer = _tokenizer(self.model, self.fingerprint)
         talks = [self.conversation(example) for example in examples]
         return [self._checked(tokenizer, talk, found) for talk, found in zip(talks, self._tokenize(tokenizer, talks), strict=True)]
+
+    def own_runs(self, example: Example, ids: np.ndarray) -> np.ndarray:
+        """Runs of an example's tokens, without those of its system turn, which it may share with all others."""
+        found, system = runs(ids, SHINGLE), self.conversation(example).system
+        return found[~np.isin(found, _runs_of(self.model, self.fingerprint, system.strip()))] if system else found
 
     def conversation(self, example: Example) -> Conversation:
         """What of an example is rendered."""

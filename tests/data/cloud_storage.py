@@ -42,9 +42,10 @@ class _Handler(BaseHTTPRequestHandler):
         """A bucket, a listing, an object's metadata, or its bytes."""
         url = urlsplit(self.path)
         query = parse_qs(url.query)
-        bucket, listing, name = _PATH.fullmatch(url.path).groups() if _PATH.fullmatch(url.path) else (None, None, None)
-        folder = self.root / unquote(bucket or "")
-        if bucket is None or not folder.is_dir():
+        found = _PATH.fullmatch(url.path)
+        bucket, listing, name = found.groups() if found else ("", None, None)
+        folder = self.root / unquote(bucket)
+        if not bucket or not folder.is_dir():
             self._answer(404, {"error": {"code": 404, "message": f"no {url.path}"}})
         elif name:
             self._object(folder, unquote(name), media=query.get("alt") == ["media"])

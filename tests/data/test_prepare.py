@@ -72,6 +72,18 @@ def source(prepared: Path) -> str:
     return str(prepared.parent / "source")
 
 
+def test_a_long_system_prompt_makes_no_near_duplicates(tiny_gemma: Path, tmp_path: Path) -> None:
+    """Alike is what examples say themselves: one of three says the same as another."""
+    asked = ("an adder of two bytes", "a counter that stops at nine", "a counter that stops at nine and then says nine, nine, nine")
+    said = [
+        {"prompt": f"Make {what}.", "response": f"<answer>```verilog\nmodule m{i}; endmodule\n```</answer>"} for i, what in enumerate(asked)
+    ]
+    source = write(tmp_path / "a.jsonl", [*said, {**said[2], "prompt": said[2]["prompt"] + " "}])
+    config = changed(max_seq_len=2048, near_duplicates=0.5, system_prompt=" ".join(f"Rule {i}: be brief." for i in range(60)))
+    manifest = prepare(config, source_files(str(source)), tiny_gemma, tmp_path / "out")
+    assert (manifest.rows_kept, manifest.rows_dropped) == (3, {"duplicate": 1})
+
+
 def test_examples_are_counted_by_reason_and_listed(prepared: Path) -> None:
     manifest = read_manifest(prepared)
     assert (manifest.rows_read, manifest.rows_kept) == (27, 21)
