@@ -31,6 +31,7 @@ from gemma_ray.models.templates import Tokens
 
 BATCH = 128
 """Entries that are tokenised at once."""
+NO_SIGNATURE = bytes(4 * SIGNATURE)
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ class ChunkJob:
     def _columns(self, example: Example, outcome: Tokens | Dropped) -> dict[str, Any]:
         if isinstance(outcome, Dropped):
             return _dropped(outcome)
-        mark = bytes(4 * SIGNATURE)
+        mark = NO_SIGNATURE
         if self.config.near_duplicates is not None:
             mark = signature(self.tokenizing.own_runs(example, outcome.ids)).astype("<u4").tobytes()
         return {
@@ -81,13 +82,14 @@ class ChunkJob:
             "row": pack_row([outcome]),
             "length": len(outcome.ids),
             "loss": int(outcome.loss.sum()),
+            "truncated": outcome.is_cut,
             "key": int.from_bytes(hashlib.blake2b(outcome.ids.astype("<u4").tobytes(), digest_size=8).digest(), "little"),
             "signature": mark,
         }
 
 
 def _dropped(found: Dropped) -> dict[str, Any]:
-    nothing = {"row": b"", "length": 0, "loss": 0, "key": 0, "signature": bytes(4 * SIGNATURE)}
+    nothing = {"row": b"", "length": 0, "loss": 0, "truncated": 0, "key": 0, "signature": NO_SIGNATURE}
     return {"reason": found.reason, "detail": found.detail[:400], **nothing}
 
 
@@ -112,14 +114,14 @@ def chunk_name(number: int) -> str:
     return f"chunk-{number:06d}.arrow"
 
 
-COLUMNS = ("cut", "number", "reason", "detail", "row", "length", "loss", "key", "signature")
+COLUMNS = ("cut", "number", "reason", "detail", "row", "length", "loss", "truncated", "key", "signature")
 
 
 def _write(path: Path, columns: dict[str, list[Any]], notes: dict[str, Any]) -> None:
     import pyarrow as pa
 
     number, text = pa.uint32(), pa.string()
-    kinds = (number, number, text, text, pa.large_binary(), number, number, pa.uint64(), pa.binary(4 * SIGNATURE))
+    kinds = (number, number, text, text, pa.large_binary(), number, number, pa.uint8(), pa.uint64(), pa.binary(4 * SIGNATURE))
     table = pa.table({name: pa.array(columns[name], kind) for name, kind in zip(COLUMNS, kinds, strict=True)})
     table = table.replace_schema_metadata({"notes": json.dumps(notes)}).combine_chunks()
     with replaced(path) as temporary, pa.OSFile(str(temporary), "wb") as out, pa.ipc.new_file(out, table.schema) as writer:

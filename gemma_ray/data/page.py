@@ -53,6 +53,7 @@ def _facts(manifest: Manifest) -> list[tuple[str, str]]:
     return [
         ("read", f"{manifest.rows_read:,} records: {', '.join(f'{name} {count:,}' for name, count in manifest.schemas.items())}"),
         ("kept", f"{manifest.rows_kept:,} examples in {manifest.sequences:,} rows of {manifest.seq_len:,} tokens ({manifest.layout})"),
+        ("cut to fit", f"{manifest.rows_truncated:,} examples"),
         ("tokens", f"{manifest.tokens:,}, of which {manifest.loss_tokens:,} ({share:.1%}) bear loss"),
         ("padding", f"{manifest.padding_fraction:.1%} of all positions"),
         ("template", manifest.template),

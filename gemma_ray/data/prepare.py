@@ -169,6 +169,7 @@ def _finish(
         config,
         rows_read=read,
         rows_dropped=dict(sorted((reason, n) for reason, n in reasons.items() if n)),
+        rows_truncated=int(chosen.numbers(found, "truncated").sum()),
         example_lengths=example_lengths(found, chosen, config.max_seq_len),
         schemas=dict(schemas),
         **made_with,

@@ -31,6 +31,11 @@ class Selection:
     clean: np.ndarray
     """[clean, 2] chunk and row of all of them."""
 
+    def numbers(self, chunks: Sequence[Chunk], name: str) -> np.ndarray:
+        """[kept] a column's numbers of the examples that stay."""
+        rows = np.split(self.row, np.searchsorted(self.chunk, np.arange(1, len(chunks))))
+        return np.concatenate([chunk.numbers(name)[mine] for chunk, mine in zip(chunks, rows, strict=True)])
+
 
 def select(chunks: Sequence[Chunk], near: float | None) -> Selection:
     """Choose among the clean examples of chunks in order; a function of them alone."""

@@ -64,8 +64,6 @@ def shard_of(path: Path) -> Shard:
 def example_lengths(chunks: Sequence[Chunk], chosen: Selection, seq_len: int) -> dict[int, int]:
     """Examples that stay by tokens, rounded up to a 32nd of a row."""
     step = -(-seq_len // HISTOGRAM)
-    counts: Counter[int] = Counter()
-    for i, chunk in enumerate(chunks):
-        lengths = chunk.numbers("length")[chosen.row[chosen.chunk == i]].astype(np.int64)
-        counts.update((-(-lengths // step) * step).tolist())
-    return dict(sorted(counts.items()))
+    lengths = chosen.numbers(chunks, "length").astype(np.int64)
+    rounded, counts = np.unique(-(-lengths // step) * step, return_counts=True)
+    return dict(zip(rounded.tolist(), counts.tolist(), strict=True))

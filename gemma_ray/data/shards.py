@@ -54,6 +54,8 @@ class Manifest:
     template: str
     probes: list[str]
     """Probe conversations as they are rendered, which the served model's template has to render alike."""
+    rows_truncated: int = 0
+    """Of those that are kept, longer ones that were cut to fit."""
     shards: list[Shard] = field(default_factory=list)
 
     def write(self, folder: Path) -> None:

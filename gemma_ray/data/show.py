@@ -56,8 +56,9 @@ def summary(manifest: Manifest, folder: Path) -> str:
     read = ", ".join(f"{schema} {count}" for schema, count in manifest.schemas.items())
     dropped = ", ".join(f"{reason} {count}" for reason, count in manifest.rows_dropped.items()) or "none"
     share = manifest.loss_tokens / manifest.tokens
+    cut = f", {manifest.rows_truncated} of them cut to fit" if manifest.rows_truncated else ""
     return (
-        f"examples: {manifest.rows_read} read ({read}), {manifest.rows_kept} kept; dropped: {dropped}\n"
+        f"examples: {manifest.rows_read} read ({read}), {manifest.rows_kept} kept{cut}; dropped: {dropped}\n"
         f"tokens: {manifest.tokens}, of which {manifest.loss_tokens} ({share:.1%}) bear loss; "
         f"{manifest.sequences} rows, {manifest.padding_fraction:.1%} of them padding\n"
         f"shards: {len(manifest.shards)} in {folder}"

@@ -73,7 +73,7 @@ class Tokenizing:
             cut = self._truncated(tokenizer, talk) if self.config.too_long == "truncate" else None
             if cut is None:
                 return too_long
-            found = cut
+            found = dataclasses.replace(cut, is_cut=True)
         if not found.loss.any():
             return Dropped("no_loss")
         if _is_marker(self.model, self.fingerprint, self.chat.markers)[found.ids].sum() != found.markers:

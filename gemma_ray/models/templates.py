@@ -176,11 +176,13 @@ def rendered_text(pieces: Sequence[Piece]) -> str:
 
 @dataclass(frozen=True)
 class Tokens:
-    """One document: ids [length] int32, whether each bears loss [length] bool, and how many of them are the format's markers."""
+    """One document: ids [length] int32, whether each bears loss [length] bool, how many of them are the format's markers, and whether it
+    was cut to fit."""
 
     ids: np.ndarray
     loss: np.ndarray
     markers: int = 0
+    is_cut: bool = False
 
 
 def tokenize(tokenizer: Tokenizer, rows: Sequence[Sequence[Piece]], loss: Loss = "final_answer") -> list[Tokens]:

@@ -269,7 +269,7 @@ def test_what_is_longer_than_a_row(tiny_gemma: Path, tmp_path: Path, rule: str, 
     thinks = {"prompt": "Make two.", "response": "<think>" + "well " * 200 + record(2)["response"].removeprefix("<think>")}
     source = write(tmp_path / "a.jsonl", [record(0), long, thinks])
     manifest = prepare(changed(too_long=rule, reasoning="keep"), source_files(str(source)), tiny_gemma, tmp_path / "out")
-    assert manifest.rows_kept == kept
+    assert (manifest.rows_kept, manifest.rows_truncated) == (kept, kept - 1)
     for example in shown_examples(tmp_path / "out", tiny_gemma, 3):
         assert len(example) <= 128
         assert "".join(token.text for token in example if token.bears_loss).endswith("endmodule\n```<turn|>")
