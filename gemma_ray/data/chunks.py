@@ -82,7 +82,7 @@ class ChunkJob:
             "row": pack_row([outcome]),
             "length": len(outcome.ids),
             "loss": int(outcome.loss.sum()),
-            "truncated": outcome.is_cut,
+            "truncated": int(outcome.is_cut),
             "key": int.from_bytes(hashlib.blake2b(outcome.ids.astype("<u4").tobytes(), digest_size=8).digest(), "little"),
             "signature": mark,
         }
