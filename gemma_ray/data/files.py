@@ -75,6 +75,9 @@ def source_files(source: str) -> list[SourceFile]:
         files = [_described(path, size, stamp) for path, size, stamp in found]
     except (OSError, ValueError, NotImplementedError) as e:
         raise DataError(f"data.source = '{source}': cannot be read ({first_line(e)})") from e
+    for file in files:
+        if not _is_text(file.path):
+            raise DataError(f"{file.path!a}: a file's name that is not UTF-8; rename the file")
     if not files:
         raise DataError(f"data.source = '{source}': no such file, and no {' '.join('*' + suffix for suffix in SUFFIXES)} files there")
     return files
@@ -201,6 +204,14 @@ def _suffixes(path: str) -> tuple[str, str]:
     """What a file's name says of its kind, and of its compression; empty where it says nothing."""
     name = Path(_address(path)[1])
     return (Path(name.stem).suffix, name.suffix) if name.suffix in COMPRESSIONS else (name.suffix, "")
+
+
+def _is_text(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _described(path: str, size: int, stamp: Any) -> SourceFile:

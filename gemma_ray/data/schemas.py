@@ -79,7 +79,10 @@ REMEDY = "wanted are prompt and response, prompt and completion, or messages; da
 
 def _sft(record: Mapping[str, Any]) -> Example | Dropped:
     prompt, response = _text(record, "prompt"), _text(record, "response")
-    answer, reasoning = _ANSWER.search(response), _THINK.search(response)
+    reasoning, answers = _THINK.search(response), response.find("<answer>")
+    if reasoning and reasoning.start() < answers:  # reasoning may speak of answers, too
+        answers = reasoning.end()
+    answer = _ANSWER.search(response, max(answers, 0))
     if answer is None:
         return Dropped("no_answer")
     return _single(prompt, answer[1], reasoning[1] if reasoning else None, None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import bz2
 import gzip
 import json
+import os
 import pickle
 from collections.abc import Iterator
 from pathlib import Path
@@ -114,6 +115,12 @@ def test_cloud_storage_is_searched_like_a_disk(bucket: tuple[str, str], tmp_path
             source_files(missing)
 
 
+def test_a_file_whose_name_is_no_text_is_named(tmp_path: Path) -> None:
+    (tmp_path / os.fsdecode(b"a\xff.jsonl")).write_bytes(LINES)
+    with pytest.raises(DataError, match=r"a\\udcff\.jsonl'.*rename the file"):
+        source_files(str(tmp_path))
+
+
 def test_a_source_is_its_content_wherever_it_lies(tmp_path: Path) -> None:
     for folder in ("one", "two"):
         (tmp_path / folder).mkdir()
@@ -178,6 +185,17 @@ ANSWER = f"```verilog\n{CODE}\n```"
             Example((Turn("q", ANSWER, "t"),), None),
         ),
         ({"prompt": "q", "response": "<think>t</think> cut off"}, "codev-sft", Dropped("no_answer")),
+        (
+            {"prompt": "q", "response": f"<think>in <answer>wrong</answer>, or <answer> tags</think><answer>{ANSWER}</answer>"},
+            "codev-sft",
+            Example((Turn("q", ANSWER, "in <answer>wrong</answer>, or <answer> tags"),), None),
+        ),
+        ({"prompt": "q", "response": "<think>in <answer>wrong</answer>, or</think> cut"}, "codev-sft", Dropped("no_answer")),
+        (
+            {"prompt": "q", "response": "<answer>a <think>b</think></answer>"},
+            "codev-sft",
+            Example((Turn("q", "a <think>b</think>", "b"),), None),
+        ),
         (
             {
                 "prompt": RL,
