@@ -19,7 +19,7 @@ from pathlib import Path
 
 from gemma_ray.data.config import DataConfig
 from gemma_ray.data.contamination import Benchmark
-from gemma_ray.data.grams import modules, token_runs, word_runs
+from gemma_ray.data.grams import modules, token_runs, without_comments, word_runs
 from gemma_ray.data.schemas import Dropped, Example
 from gemma_ray.evaluation.sandbox import Limits, run_limited
 from gemma_ray.icarus import COMPILE
@@ -37,16 +37,16 @@ def why_dropped(example: Example, config: DataConfig, benchmarks: Sequence[Bench
                 return Dropped("encoding", f"\\u{ord(found[0]):04x} at {found.start()} of {text[:30]!a}")
         if len(_FENCE_LINE.findall(turn.answer)) % 2:
             return Dropped("unbalanced_fences")
-    codes = [modules(turn.answer) for turn in example.turns]
-    code = codes[-1]
+    code = modules(example.turns[-1].answer)
     if config.verilog and not code:
         return Dropped("no_module")
     if config.icarus and code and (said := icarus_error(code)):
         return Dropped("unparseable", said)
     if not benchmarks:
         return None
-    asked = word_runs("\n".join(turn.prompt for turn in example.turns))
-    tokens = token_runs("\n".join(codes))
+    thought = [turn.reasoning or "" for turn in example.turns] if config.reasoning == "keep" else []
+    said = [example.system or "", *thought, *(text for turn in example.turns for text in (turn.prompt, turn.answer))]
+    asked, tokens = word_runs("\n".join(said)), token_runs("\n".join(modules(without_comments(text)) for text in said))
     leak = next((leak for benchmark in benchmarks if (leak := benchmark.leak(asked, tokens))), None)
     return Dropped("contaminated", leak) if leak else None
 

@@ -51,6 +51,11 @@ def modules(text: str) -> str:
     return "\n".join(fenced or _MODULE.findall(text))
 
 
+def without_comments(text: str) -> str:
+    """Verilog without its comments, in which a module may seem to end."""
+    return _COMMENT.sub(" ", text)
+
+
 def word_runs(text: str, size: int = WORD_RUN) -> np.ndarray:
     """Every run of `size` words of a text as a number, [runs] uint64, in order; none for no words."""
     data = np.frombuffer(text.lower().encode(), np.uint8)
@@ -61,7 +66,7 @@ def word_runs(text: str, size: int = WORD_RUN) -> np.ndarray:
 
 def token_runs(verilog: str, size: int = TOKEN_RUN) -> np.ndarray:
     """The same of Verilog tokens, where a name is known by how far back it last stood in the module, so that renaming changes nothing."""
-    data = np.frombuffer(_COMMENT.sub(" ", verilog).encode(), np.uint8)
+    data = np.frombuffer(without_comments(verilog).encode(), np.uint8)
     inside = _IN_TOKEN[data]
     starts, ends = _edges(inside)
     marks = np.flatnonzero(~inside & ~_IS_SPACE[data])

@@ -92,11 +92,22 @@ def _rows(cut: Cut) -> Iterator[Entry]:
     try:
         for batch in _batches(cut):
             for start in range(0, batch.num_rows, BATCH_ROWS):
-                for record in batch.slice(start, BATCH_ROWS).to_pylist():
-                    number += 1
-                    yield Entry(number, record)
+                for entry in _entries(batch.slice(start, BATCH_ROWS), number + 1):
+                    number = entry.number
+                    yield entry
     except (OSError, pa.ArrowException) as e:
         raise DataError(f"{cut.file.path}: cannot be read as {cut.file.kind} ({first_line(e)}); fetch it again") from e
+
+
+def _entries(batch: Any, first: int) -> list[Entry]:
+    """The rows of a batch, numbered from `first`. What Arrow holds and Python cannot (text that is not UTF-8, a date of the year 9,000,000)
+    is a fault of its row alone."""
+    try:
+        return [Entry(first + i, record) for i, record in enumerate(batch.to_pylist())]
+    except (ValueError, OverflowError) as e:
+        if batch.num_rows == 1:
+            return [Entry(first, None, f"holds what cannot be read ({first_line(e)})")]
+        return [entry for i in range(batch.num_rows) for entry in _entries(batch.slice(i, 1), first + i)]
 
 
 def _batches(cut: Cut) -> Iterator[Any]:

@@ -69,17 +69,17 @@ class _Shuffled:
 
 
 class _Buckets:
-    """Rows in batches of one length: in every epoch rows are shuffled within their length, and then the batches; the rows that fill none of
-    a length wait for another epoch's shuffle."""
+    """Rows in batches of one length: in every epoch rows are shuffled within their length, and then the batches. Rows that fill no batch of
+    their length go with longer ones; fewer than a batch in all wait for another epoch's shuffle."""
 
     def __init__(self, manifest: Manifest, source: Any, batch_size: int, seed: int):
         self.source, self.batch_size, self.seed = source, batch_size, seed
         runs = [run for shard in manifest.shards for run in sorted(shard.lengths.items())]
         self.lengths = np.repeat([length for length, _ in runs], [rows for _, rows in runs])
-        self.per_epoch = sum(int(count) // batch_size for count in np.unique(self.lengths, return_counts=True)[1])
+        self.per_epoch = len(self.lengths) // batch_size
         if not self.per_epoch:
-            raise DataError(f"no length has {batch_size} rows for a batch; lower train.batch_size, or set data.layout=padded")
-        self._epoch: tuple[int, list[np.ndarray]] = (-1, [])
+            raise DataError(f"{len(self.lengths)} rows are not {batch_size} for a batch; lower train.batch_size, or set data.layout=padded")
+        self._epoch: tuple[int, list[tuple[np.ndarray, int]]] = (-1, [])
 
     def __len__(self) -> int:
         return 2**62
@@ -87,19 +87,22 @@ class _Buckets:
     def batch(self, number: int, rows: Sequence[int]) -> _Batch:
         """Some rows of a batch."""
         epoch, place = divmod(number, self.per_epoch)
-        members = self._batches(epoch)[place]
-        return _Batch([self.source[int(members[row])] for row in rows], int(self.lengths[members[0]]))
+        members, length = self._batches(epoch)[place]
+        return _Batch([self.source[int(members[row])] for row in rows], length)
 
-    def _batches(self, epoch: int) -> list[np.ndarray]:
+    def _batches(self, epoch: int) -> list[tuple[np.ndarray, int]]:
+        """An epoch's batches: the numbers of their rows, and what those are padded to."""
         kept, found = self._epoch
         if kept == epoch:
             return found
         random = np.random.default_rng([self.seed, epoch])
-        found = []
-        for length in np.unique(self.lengths):
-            rows = random.permutation(np.flatnonzero(self.lengths == length))
-            found += np.split(rows[: len(rows) // self.batch_size * self.batch_size], len(rows) // self.batch_size or 1)
-        found = [found[i] for i in random.permutation(len(found)) if len(found[i])]
+        found, waiting = [], np.zeros(0, np.int64)
+        for length in np.unique(self.lengths).tolist():
+            rows = random.permutation(np.r_[waiting, np.flatnonzero(self.lengths == length)])
+            whole = len(rows) // self.batch_size * self.batch_size
+            found += [(rows[start : start + self.batch_size], length) for start in range(0, whole, self.batch_size)]
+            waiting = rows[whole:]
+        found = [found[i] for i in random.permutation(len(found))]
         self._epoch = (epoch, found)
         return found
 

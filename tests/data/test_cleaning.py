@@ -99,6 +99,8 @@ OTHER = "module up (input c, output reg [7:0] n);\n  always @(posedge c) n <= n 
         ("Count.", REFERENCE, "100% of the reference module of Prob001_counter (mine)"),
         ("Count.", RENAMED, "100% of the reference module"),
         ("Count.", RENAMED.replace("\n", " // a comment\n").replace("(", " ( /* and */ "), "100% of the reference module"),
+        ("Count.", RENAMED.replace(";\n", "; // before endmodule\n"), "100% of the reference module"),
+        (f"Fix this:\n```verilog\n{RENAMED}\n```", OTHER, "100% of the reference module"),
         ("Count.", f"module before; wire x; endmodule\n{RENAMED}\n{OTHER}", "100% of the reference module"),
         ("Count.", REFERENCE.replace("4'd11", "4'd12"), "of the reference module"),
         ("Make a counter that counts from 0 to 255 on the rising edge of the clock.", OTHER, None),
@@ -110,6 +112,18 @@ def test_planted_leaks_are_found_and_others_are_not(prompt: str, code: str, leak
     if found is not None:
         assert found.reason == "contaminated"
         assert str(leaks) in found.detail
+
+
+def test_a_leak_is_found_in_every_turn_that_is_trained_on() -> None:
+    last = Turn("Go on.", f"```verilog\n{OTHER}\n```")
+    leaking = [
+        Example((Turn("Say it again.", PROBLEM), last), None),
+        Example((last,), PROBLEM),
+        Example((Turn("Go on.", last.answer, f"I remember:\n{RENAMED}"),), None),
+    ]
+    keep = DataConfig(reasoning="keep")
+    assert [found.reason for one in leaking if (found := why_dropped(one, keep, (COUNTER,)))] == ["contaminated"] * 3
+    assert why_dropped(leaking[2], CONFIG, (COUNTER,)) is None  # reasoning is left out
 
 
 VERILOG_EVAL_FOLDER = Path(__file__).resolve().parents[3] / "shared" / "data" / "verilog-eval"

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -101,6 +102,17 @@ def test_cloud_storage_is_read_like_a_disk(bucket: tuple[str, str], name: str) -
     files = source_files(f"{address}/data/{name}{query}")
     entries = [entry for group in chunks(files, 97) for cut in group for entry in read_cut(cut) if not entry.is_blank]
     assert [entry.record for entry in entries] == RECORDS
+
+
+def test_a_row_that_python_cannot_hold_is_a_fault_of_its_own(tmp_path: Path) -> None:
+    bad = pa.Array.from_buffers(pa.string(), 3, [None, pa.py_buffer(np.array([0, 1, 2, 3], "<i4")), pa.py_buffer(b"a\xffc")])
+    late = pa.array([0, 0, 2**62], pa.timestamp("us"))
+    pq.write_table(pa.table({"prompt": bad, "when": late}), tmp_path / "a.parquet")
+    (file,) = source_files(str(tmp_path))
+    good, *faults = read_cut(Cut(file, 0, 1))
+    assert good.record is not None
+    assert good.record["prompt"] == "a"
+    assert [(entry.number, entry.record, entry.fault[:25]) for entry in faults] == [(n, None, "holds what cannot be read") for n in (2, 3)]
 
 
 def test_cloud_storage_is_searched_like_a_disk(bucket: tuple[str, str], tmp_path: Path) -> None:
