@@ -20,9 +20,7 @@ from gemma_ray.errors import DataError
 PREFETCHED = 4
 
 
-def batches(
-    folder: Path, *, batch_size: int, seq_len: int, seed: int, rows: Sequence[int] | None = None, eval_batches: int = 0
-) -> Any:
+def batches(folder: Path, *, batch_size: int, seq_len: int, seed: int, rows: Sequence[int] | None = None, eval_batches: int = 0) -> Any:
     """An endless iterator of batches, reshuffled every epoch, from all rows but those of `held_out`.
 
     Each is a dictionary of arrays [len(rows), length]: `tokens` int32, `loss_mask` bool (true where the token is to be predicted),

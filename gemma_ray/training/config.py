@@ -67,7 +67,8 @@ class TrainConfig(Section):
         default=10.0, gt=1, description="a loss so many times the median of the last 50 steps is a spike; null = only nan and infinity are"
     )
     bad_batch: Literal["stop", "skip"] = Field(
-        default="stop", description="what a spike or a loss that is not finite does: end training, or leave the weights as they are and go on"
+        default="stop",
+        description="what a spike or a loss that is not finite does: end training, or leave the weights as they are and go on",
     )
     tensorboard: bool = Field(default=True, description="write RUN/tensorboard")
     wandb_project: str | None = Field(default=None, description="log to this Weights & Biases project too; needs `pip install wandb`")

@@ -79,9 +79,10 @@ class Step:
 
 
 def counts_of(batch: Batch) -> dict[str, jax.Array]:
-    """Tokens of a batch that are no padding, loss tokens, and predictions by scope [3]."""
+    """Tokens of a batch without and with padding, loss tokens, and predictions by scope [3]."""
     return {
         "tokens": (batch["segments"] > 0).sum(),
+        "padded_tokens": jnp.asarray(batch["segments"].size),
         "loss_tokens": _loss_tokens(batch).astype(jnp.int32),
         "scope_tokens": scope_counts(batch["scopes"], batch["segments"]),
     }

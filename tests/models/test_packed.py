@@ -32,7 +32,13 @@ def documents(lengths: tuple[int, ...], row: int, rows: int = 1) -> dict[str, An
         positions[:, start : start + length], segments[:, start : start + length] = np.arange(length), number
         start += length
     tokens = random.integers(8, 1024, (rows, row)).astype(np.int32)
-    return {"tokens": tokens, "positions": positions, "segments": segments, "loss_mask": segments > 0, "scopes": np.zeros_like(tokens, np.int8)}
+    return {
+        "tokens": tokens,
+        "positions": positions,
+        "segments": segments,
+        "loss_mask": segments > 0,
+        "scopes": np.zeros_like(tokens, np.int8),
+    }
 
 
 @pytest.fixture(scope="module")
