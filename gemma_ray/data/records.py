@@ -17,7 +17,8 @@ from gemma_ray.models.templates import Tokens
 
 @dataclass(frozen=True)
 class Row:
-    """A row's documents end to end: tokens [length] int32, loss [length] bool, scopes [length] int8 (`SCOPES`), and the documents' lengths."""
+    """A row's documents end to end: tokens [length] int32, loss [length] bool, scopes [length] int8 (places in `SCOPES`), and the
+    documents' lengths."""
 
     tokens: np.ndarray
     loss: np.ndarray

@@ -37,8 +37,8 @@ def boards(out: Path, config: TrainConfig) -> Boards:
     wanted = []
     if config.tensorboard:
         wanted.append(lambda: TensorboardBackend(log_dir=str(out / "tensorboard")))
-    if config.wandb_project is not None:
+    if (project := config.wandb_project) is not None:
         if find_spec("wandb") is None:
             raise ToolError("train.wandb_project is set and wandb is not installed; `pip install wandb`, or leave it out")
-        wanted.append(lambda: WandbBackend(project=config.wandb_project, name=out.name))
+        wanted.append(lambda: WandbBackend(project=project, name=out.name))
     return Boards(MetricsLoggerOptions(log_dir=str(out), backend_kwargs={"custom_backend": wanted}) if wanted else None)

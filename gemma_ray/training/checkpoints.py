@@ -119,7 +119,7 @@ _DAMAGE = (ValueError, KeyError, FileNotFoundError, NotADirectoryError, TypeErro
 
 def reason_unreadable(error: Exception) -> str | None:
     """Why a checkpoint cannot be read, from what Orbax, Tunix or `read_metadata` raised; None for an error that has another cause."""
-    if isinstance(error, CheckpointError) or isinstance(error, _DAMAGE) or type(error) is Exception:  # Orbax's for lost array data
+    if isinstance(error, (CheckpointError, *_DAMAGE)) or type(error) is Exception:  # Orbax's for lost array data
         return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
     return None
 

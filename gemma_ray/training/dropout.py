@@ -1,8 +1,8 @@
 """LoRA dropout's random numbers, which Qwix looks for where a jitted model has none.
 
 Qwix 0.1.8 draws them from `qwix_rngs` of the current module (qwix/_src/utils/flax_util.py, `make_rng`): a counter that changes during a
-forward pass, which neither rematerialisation nor a scan over micro-batches allows, and that a checkpoint would have to hold. Here a key comes
-from the run's seed, the optimizer's step and the micro-batch, and from how many projections came before: a resumed run draws the same
+forward pass, which neither rematerialisation nor a scan over micro-batches allows, and that a checkpoint would have to hold. Here a key
+comes from the run's seed, the optimizer's step and the micro-batch, and from how many projections came before: a resumed run draws the same
 numbers, on any number of devices. Outside `dropout_key` nothing is dropped.
 """
 

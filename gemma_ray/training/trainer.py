@@ -45,7 +45,8 @@ class Trainer(PeftTrainer):
         self.job, self.mesh, self.report = job, mesh, report
         is_first, settings = jax.process_index() == 0, job.train
         config = TrainingConfig(eval_every_n_steps=settings.steps + 1)
-        super().__init__(model, build_optimizer(settings), config, boards(job.out, settings) if is_first else None)
+        self.boards = boards(job.out, settings) if is_first else None
+        super().__init__(model, build_optimizer(settings), config, self.boards)
         self.checkpoint_manager = Checkpoints(job.checkpoints, settings.checkpoint_every, settings.keep_checkpoints, self._note)
         step, metadata = self.checkpoint_manager.restore(self.model, self.optimizer, self._lora_enabled)
         self._train_steps = self._iter_steps = self.resumed_from = step
@@ -186,10 +187,10 @@ class Trainer(PeftTrainer):
         metrics = self._metrics(step, found)
         if metrics.skipped:
             self._note(f"step {step}: loss {self.last_loss:.4g}; its batch was skipped")
-        if self.metrics_file is None:
+        if self.metrics_file is None or self.boards is None:
             return
         self.metrics_file.append(metrics)
-        self.metrics_logger.write(metrics)
+        self.boards.write(metrics)
         progress = {"loss": metrics.loss, "tokens_per_s": metrics.tokens_per_s, "mfu": metrics.mfu}
         self.report({"step": step, "steps": self.job.train.steps, **progress})
 

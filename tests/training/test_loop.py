@@ -172,7 +172,7 @@ def test_a_run_that_is_past_the_steps_is_not_called_done(tiny_gemma: Path, data:
         train(job(tiny_gemma, data, straight, 3), silent)
 
 
-DAMAGES: dict[str, Callable[[Path], None]] = {  # to a folder of checkpoints 3 and 6
+DAMAGES: dict[str, Callable[[Path], object]] = {  # to a folder of checkpoints 3 and 6
     "an empty newer folder": lambda folder: (folder / "99").mkdir(),
     "metadata cut short": lambda folder: (folder / "6" / "_CHECKPOINT_METADATA").write_text('{"custom'),
     "other metadata": lambda folder: (folder / "6" / "_CHECKPOINT_METADATA").write_text("{}"),

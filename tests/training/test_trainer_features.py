@@ -56,7 +56,7 @@ def run(wanted: TrainJob) -> tuple[list[StepMetrics], list[str]]:
 
 
 def test_held_out_rows_are_never_trained_on_and_rows_can_be_named(data: Path) -> None:
-    order = {"batch_size": 4, "seq_len": LENGTH, "seed": 3, "eval_batches": 2}
+    order: dict[str, Any] = {"batch_size": 4, "seq_len": LENGTH, "seed": 3, "eval_batches": 2}
     held = np.concatenate([batch["tokens"] for batch in held_out(data, **order)])
     assert len(held) == 8
     everything = batches(data, **{**order, "eval_batches": 0})
