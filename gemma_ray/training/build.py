@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from gemma_ray.errors import ModelError
 from gemma_ray.models.gemma4 import read_text_config, tunix_config
 from gemma_ray.models.loading import load_state
-from gemma_ray.models.parameter_map import gemma4_rows
+from gemma_ray.models.parameter_map import gemma4_rows, unread_tensors
 from gemma_ray.models.quick_tracing import quick_tracing
 from gemma_ray.training.config import LoraConfig
 from gemma_ray.training.lora import add_lora, initial_lora
@@ -98,7 +98,7 @@ def build_model(
     """
     text = read_text_config(folder)
     abstract = abstract_model(text, mesh, dtype, lora)
-    values = load_state(folder, gemma4_rows(text), abstract.base_leaves)
+    values = load_state(folder, gemma4_rows(text), abstract.base_leaves, unread_tensors(text))
     if lora:
         values |= initial_lora(abstract.adapter_leaves, seed)
     model: Any = abstract.filled(values)
