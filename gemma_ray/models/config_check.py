@@ -102,7 +102,7 @@ class _TextConfig(_Strict):
 
 
 def check_text_config(text: dict[str, Any], path: Path) -> None:
-    """Raise ModelError, naming key, value and remedy, unless this is the text part of a Gemma 4 that can be trained; `path` is its file's."""
+    """Raise ModelError, naming key, value and remedy, unless this is the text part of a Gemma 4 that can be trained; `path` is its file."""
     try:
         _TextConfig.model_validate(text)
     except ValidationError as e:

@@ -1,8 +1,9 @@
 """Tunix's Gemma 4 as it is trained: rows of several documents, hidden states instead of logits, one remat policy for all layers.
 
 Tunix's modules, parameters and names are kept, so its checkpoints and Qwix's LoRA fit; what differs is one attention core, the loop over
-layers, and that layers which use another's keys and values have no parameters for their own. Upstream ignores `segment_ids` ("unused until seq packing lands", google/tunix, models/gemma4/model.py) and always
-materialises fp32 logits over the vocabulary.
+layers, what the router of experts sees, and that layers which use another's keys and values have no parameters for their own. Upstream
+ignores `segment_ids` ("unused until seq packing lands", google/tunix, models/gemma4/model.py) and always materialises fp32 logits over the
+vocabulary.
 """
 
 from __future__ import annotations
