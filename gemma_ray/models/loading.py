@@ -65,10 +65,12 @@ class TensorFiles:
         return tuple(self.file_of[name].get_slice(name).get_shape())
 
     def read_row(self, row: Row, shape: tuple[int, ...]) -> np.ndarray:
-        """A row's Tunix parameter. Raises ModelError when the tensors do not have the size of `shape`."""
+        """A row's Tunix parameter. Raises ModelError when the tensors do not have the shapes that belong to `shape`."""
+        import jax
+
         names = [f"{self.prefix}{name}" for name in row.hf]
-        sizes = sum(int(np.prod(self.shape(name))) for name in names)
-        if sizes != int(np.prod(shape)):
+        wanted = jax.eval_shape(row.layout.to_hf, jax.ShapeDtypeStruct(shape, np.float32))
+        if [self.shape(name) for name in names] != [tensor.shape for tensor in wanted]:
             found = ", ".join(f"{name} {list(self.shape(name))}" for name in names)
             raise ModelError(f"{self.folder}: {found} does not fit {row.tunix} {list(shape)}; config.json and weights disagree")
         return row.layout.to_tunix(*(self.read(name) for name in names), shape=shape)

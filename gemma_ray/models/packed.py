@@ -101,8 +101,8 @@ class PackedDecoderLayer(tunix_model.DecoderLayer):
         dense = self.mlp(self.pre_ffw_norm(x))
         if not self.config.enable_moe:
             return dense
-        routed = self.moe(self.moe_pre_ffw_norm(x), x)
-        return self.dense_post_ffw_norm(dense) + self.moe_post_ffw_norm(routed)
+        mixture: Any = self.moe  # Experts
+        return self.dense_post_ffw_norm(dense) + self.moe_post_ffw_norm(mixture(self.moe_pre_ffw_norm(x), router_input=x))
 
 
 class PackedEmbedder(tunix_model.Embedder):
