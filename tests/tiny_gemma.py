@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import numpy as np
 from safetensors.numpy import load_file, save_file
@@ -30,12 +32,13 @@ def write_tiny_gemma(folder: Path, preset: str = "gemma4-tiny") -> Path:
     return folder
 
 
-def write_uneven_gemma(folder: Path, preset: str) -> Path:
-    """The same with norms and scales that are not all one, as training leaves them, so that one in the wrong place shows.
+def write_uneven_gemma(folder: Path, preset: str, **sizes: Any) -> Path:
+    """The same, with other sizes where given, and norms and scales that are not all one, so that one in the wrong place shows.
 
     Norms of queries and keys are small: unscaled scores of random weights would be so sharp that fp32 is not enough to compare models.
     """
-    write_tiny_gemma(folder, preset)
+    with mock.patch.dict(PRESETS, {preset: {**PRESETS[preset], **sizes}}):
+        write_tiny_gemma(folder, preset)
     random = np.random.default_rng(1)
 
     def uneven(name: str, tensor: np.ndarray) -> np.ndarray:

@@ -86,14 +86,22 @@ def test_a_packed_document_has_the_logits_that_transformers_gives_it_alone(famil
         assert np.abs(found[:, document] - expected_logits(model, tokens[:, document])).max() <= MOST_DIFFERENT
 
 
-def test_every_remat_policy_gives_the_same_gradients(family: Path) -> None:
-    tokens = random_tokens(ROWS, 32)
-    batch = {"tokens": tokens, "positions": np.broadcast_to(np.arange(32, dtype=np.int32), tokens.shape)}
+@pytest.mark.parametrize(
+    ("preset", "sizes"),
+    [
+        ("gemma4-tiny-e2b", {"num_hidden_layers": 4, "global_every": 2, "num_kv_shared_layers": 2}),
+        ("gemma4-tiny-26b-a4b", {"num_hidden_layers": 2, "global_every": 2}),
+    ],
+)
+def test_a_remat_policy_changes_no_gradient(preset: str, sizes: dict[str, int], tmp_path: Path) -> None:
+    """Through keys and values that layers share, and through experts."""
+    folder, tokens = write_uneven_gemma(tmp_path / "model", preset, **sizes), random_tokens(ROWS, 16)
+    batch = {"tokens": tokens, "positions": np.broadcast_to(np.arange(16, dtype=np.int32), tokens.shape)}
     batch |= {"segments": np.ones_like(tokens), "loss_mask": np.ones_like(tokens, bool)}
     found = {}
-    with mesh_of(family.name) as mesh, jax.default_matmul_precision("highest"):
+    with mesh_of(preset) as mesh, jax.default_matmul_precision("highest"):
         for remat in KEPT:
-            model = build_model(family, mesh, "float32", LoraConfig(rank=4, alpha=8), remat=remat)
+            model = build_model(folder, mesh, "float32", LoraConfig(rank=4, alpha=8), remat=remat)
             graph, adapter, rest = nnx.split(model, nnx.LoRAParam, ...)
             loss = jax.value_and_grad(lambda a, graph=graph, rest=rest: next_token_loss(nnx.merge(graph, a, rest), **batch))
             found[remat] = np.concatenate([np.asarray(g).ravel() for g in jax.tree.leaves(jax.jit(loss)(adapter)[1])])
@@ -111,11 +119,8 @@ def test_keys_and_values_come_from_the_layer_that_transformers_takes(name: str, 
     from transformers.models.gemma4.modeling_gemma4 import Gemma4TextAttention
 
     text = text_config(name)
-    count = (
-        text["num_kv_shared_layers"]
-        if shared is None
-        else min(shared, text["num_hidden_layers"] - text["layer_types"].index("full_attention") - 1)
-    )
+    most = text["num_hidden_layers"] - text["layer_types"].index("full_attention") - 1
+    count = text["num_kv_shared_layers"] if shared is None else min(shared, most)
     config = Gemma4TextConfig(**{k: v for k, v in text.items() if k not in ("architectures", "model_type", "dtype")})
     config.num_kv_shared_layers = count
     with torch.device("meta"):
@@ -125,22 +130,12 @@ def test_keys_and_values_come_from_the_layer_that_transformers_takes(name: str, 
     assert kv_origins(text["layer_types"], count) == expected
 
 
-@pytest.fixture(scope="module")
-def oddly_shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Five of twelve layers share: the last two before them are both sliding-window layers."""
-    folder = tmp_path_factory.mktemp("oddly") / "model"
-    original = PRESETS["gemma4-tiny-e4b"]
-    try:
-        PRESETS["gemma4-tiny-e4b"] = {**original, "num_kv_shared_layers": 4, "use_double_wide_mlp": True}
-        return write_uneven_gemma(folder, "gemma4-tiny-e4b")
-    finally:
-        PRESETS["gemma4-tiny-e4b"] = original
-
-
-def test_a_model_whose_last_own_layer_is_not_global_is_that_of_transformers(oddly_shared: Path) -> None:
-    tokens = random_tokens(ROWS, 48)
-    expected = expected_logits(oracle(oddly_shared), tokens)
-    assert np.abs(logits_of_whole_rows(oddly_shared, make_mesh(4, 2), tokens) - expected).max() <= MOST_DIFFERENT
+def test_a_model_whose_last_own_layers_are_alike_is_that_of_transformers(tmp_path: Path) -> None:
+    """Four of twelve layers share, and the two before them are both sliding-window layers."""
+    folder, tokens = tmp_path / "model", random_tokens(ROWS, 48)
+    write_uneven_gemma(folder, "gemma4-tiny-e4b", num_kv_shared_layers=4, use_double_wide_mlp=True)
+    expected = expected_logits(oracle(folder), tokens)
+    assert np.abs(logits_of_whole_rows(folder, make_mesh(4, 2), tokens) - expected).max() <= MOST_DIFFERENT
 
 
 def test_upstream_still_takes_the_last_two_layers_and_rounds_their_number_down() -> None:
