@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from tiny_gemma import write_tiny_gemma
+from tiny_gemma import FAMILIES, write_tiny_gemma, write_uneven_gemma
 
 # Read by JAX at its first import, which is later than this file. The tests need a mesh, not speed.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -29,3 +29,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def tiny_gemma(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model folder that tests may read, not change."""
     return write_tiny_gemma(tmp_path_factory.mktemp("tiny-gemma"))
+
+
+@pytest.fixture(scope="session", params=FAMILIES)
+def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model folder of each of Gemma 4's structures, named after its preset; tests may read, not change it."""
+    return write_uneven_gemma(tmp_path_factory.mktemp("families") / request.param, request.param)

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+from safetensors.numpy import load_file, save_file
 
 from gemma_ray.models.gemma4 import PRESETS
 from gemma_ray.models.tiny import write_initial_model
@@ -14,9 +20,37 @@ TEXTS = [
 ]
 
 
-def write_tiny_gemma(folder: Path) -> Path:
-    """Hugging Face files of the built-in preset with seeded random weights."""
+FAMILIES = tuple(PRESETS)
+"""A tiny model of each of Gemma 4's structures: 31B's, E2B's, E4B's, 26B-A4B's."""
+
+
+def write_tiny_gemma(folder: Path, preset: str = "gemma4-tiny") -> Path:
+    """Hugging Face files of a built-in preset with seeded random weights."""
     folder.mkdir(parents=True, exist_ok=True)
-    train_tokenizer(TEXTS, PRESETS["gemma4-tiny"]["vocab_size"], folder)
-    write_initial_model("gemma4-tiny", folder, seed=0)
+    train_tokenizer(TEXTS, PRESETS[preset]["vocab_size"], folder)
+    write_initial_model(preset, folder, seed=0)
+    return folder
+
+
+def write_uneven_gemma(folder: Path, preset: str, **sizes: Any) -> Path:
+    """The same, with other sizes where given, and norms and scales that are not all one, so that one in the wrong place shows.
+
+    Norms of queries and keys are small: unscaled scores of random weights would be so sharp that fp32 is not enough to compare models.
+    """
+    with mock.patch.dict(PRESETS, {preset: {**PRESETS[preset], **sizes}}):
+        write_tiny_gemma(folder, preset)
+    random = np.random.default_rng(1)
+
+    def uneven(name: str, tensor: np.ndarray) -> np.ndarray:
+        if tensor.ndim > 1:
+            return tensor
+        return (tensor * random.uniform(0.5, 1.5, tensor.shape) * (0.4 if "q_norm" in name or "k_norm" in name else 1)).astype(np.float32)
+
+    return rewrite_tensors(folder, lambda tensors: {name: uneven(name, tensor) for name, tensor in tensors.items()})
+
+
+def rewrite_tensors(folder: Path, change: Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]]) -> Path:
+    """The folder, its tensors replaced by what `change` makes of them."""
+    (folder / "model.safetensors.index.json").unlink(missing_ok=True)
+    save_file(change(load_file(folder / "model.safetensors")), folder / "model.safetensors", metadata={"format": "pt"})
     return folder

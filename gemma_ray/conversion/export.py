@@ -21,7 +21,7 @@ from gemma_ray.conversion.config import ConvertConfig
 from gemma_ray.errors import CheckpointError, ModelError
 from gemma_ray.models.gemma4 import read_text_config
 from gemma_ray.models.loading import TensorFiles, check_complete
-from gemma_ray.models.parameter_map import Row, gemma4_rows, lora_update
+from gemma_ray.models.parameter_map import Row, gemma4_rows, lora_update, unread_tensors
 from gemma_ray.training.checkpoints import Checkpoint, read_checkpoint
 
 COMPANIONS = (
@@ -56,9 +56,10 @@ def export(base: Path, checkpoints: Path, out: Path, config: ConvertConfig, step
     Raises CheckpointError when the checkpoint does not belong to this base, ModelError when the base's files are incomplete.
     """
     checkpoint = read_checkpoint(checkpoints, step)
-    rows = gemma4_rows(read_text_config(base))
+    text = read_text_config(base)
+    rows = gemma4_rows(text)
     with TensorFiles(base) as files, whole_folder(out) as temporary:
-        check_complete(files, rows)
+        check_complete(files, rows, unread_tensors(text))
         changes = _Changes(checkpoint, rows)
         shards = _write_shards(_tensors(files, rows, changes), temporary, config.max_shard_bytes)
         for name in COMPANIONS:

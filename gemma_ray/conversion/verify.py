@@ -19,7 +19,7 @@ from gemma_ray.conversion.config import ConvertConfig
 from gemma_ray.errors import ModelError
 from gemma_ray.models.gemma4 import read_text_config
 from gemma_ray.models.loading import TensorFiles, check_complete
-from gemma_ray.models.parameter_map import gemma4_rows
+from gemma_ray.models.parameter_map import gemma4_rows, unread_tensors
 from gemma_ray.training.checkpoints import read_checkpoint
 
 GreedyFn = Callable[[Path, list[list[int]], int], list[list[int]]]
@@ -158,9 +158,9 @@ def _put_parameters(model: Any, parameters: dict[str, np.ndarray]) -> None:
 
 def _check_tensors(base: Path, exported: Path) -> list[TensorCheck]:
     checks = []
-    rows = gemma4_rows(read_text_config(exported))
+    text = read_text_config(exported)
     with TensorFiles(base) as before, TensorFiles(exported) as after:
-        check_complete(after, rows)
+        check_complete(after, gemma4_rows(text), unread_tensors(text))
         for name in sorted(after.file_of):
             if name not in before.file_of or before.shape(name) != after.shape(name):
                 raise ModelError(f"{exported}: tensor '{name}' {list(after.shape(name))} is not one of {base}; remove it and convert again")

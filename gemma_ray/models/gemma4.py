@@ -3,19 +3,22 @@
     5 × sliding-window layer ─ 1 × global layer ─ repeat          embeddings tied to the output, logits soft-capped
         q, k, v                    q, k (v = k), fewer KV heads, larger head_dim
 
+    E2B, E4B    v of its own in global layers too; per-layer inputs; the last layers use the keys and values of an earlier one of their kind
+    26B-A4B     experts beside the MLP of every layer
+
 `PRESETS` holds the sizes that this project makes itself, `OFFICIAL` the released ones, for plans. What is trained or served is read from
 its own config.json.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
-
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from typing import Any
 
 from gemma_ray.artifacts import read_json
 from gemma_ray.errors import ModelError
+from gemma_ray.models.config_check import EPSILON, FETCH, check_text_config
 
 PRESETS: dict[str, dict[str, Any]] = {
     # 31B's structure on a laptop: 5 sliding layers to 1 global, k_eq_v globals with fewer KV heads, GQA, tied embeddings, soft cap.
@@ -33,6 +36,58 @@ PRESETS: dict[str, dict[str, Any]] = {
         "sliding_window": 128,
         "max_position_embeddings": 2048,
     },
+    # E2B's: per-layer inputs, the last half of the layers without keys and values of their own but with an MLP twice as wide, one KV head.
+    "gemma4-tiny-e2b": {
+        "vocab_size": 1024,
+        "hidden_size": 128,
+        "intermediate_size": 256,
+        "num_hidden_layers": 10,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 1,
+        "head_dim": 32,
+        "global_head_dim": 64,
+        "sliding_window": 128,
+        "max_position_embeddings": 2048,
+        "global_every": 5,
+        "hidden_size_per_layer_input": 32,
+        "vocab_size_per_layer_input": 1024,
+        "num_kv_shared_layers": 5,
+        "use_double_wide_mlp": True,
+    },
+    # E4B's: the same with two KV heads and one width of MLP.
+    "gemma4-tiny-e4b": {
+        "vocab_size": 1024,
+        "hidden_size": 128,
+        "intermediate_size": 512,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "global_head_dim": 64,
+        "sliding_window": 128,
+        "max_position_embeddings": 2048,
+        "hidden_size_per_layer_input": 32,
+        "vocab_size_per_layer_input": 1024,
+        "num_kv_shared_layers": 6,
+    },
+    # 26B-A4B's: 31B's attention, and experts beside a small dense MLP in every layer.
+    "gemma4-tiny-26b-a4b": {
+        "vocab_size": 1024,
+        "hidden_size": 128,
+        "intermediate_size": 128,
+        "num_hidden_layers": 6,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "num_global_key_value_heads": 2,
+        "head_dim": 32,
+        "global_head_dim": 64,
+        "sliding_window": 128,
+        "max_position_embeddings": 2048,
+        "enable_moe_block": True,
+        "num_experts": 8,
+        "top_k_experts": 2,
+        "moe_intermediate_size": 64,
+    },
 }
 
 OFFICIAL: dict[str, dict[str, Any]] = {
@@ -46,6 +101,7 @@ OFFICIAL: dict[str, dict[str, Any]] = {
         "sliding_window": 512,
         "global_every": 5,
         "hidden_size_per_layer_input": 256,
+        "vocab_size_per_layer_input": 262_144,
         "num_kv_shared_layers": 20,
         "use_double_wide_mlp": True,
     },
@@ -57,6 +113,7 @@ OFFICIAL: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 2,
         "sliding_window": 512,
         "hidden_size_per_layer_input": 256,
+        "vocab_size_per_layer_input": 262_144,
         "num_kv_shared_layers": 18,
     },
     "gemma4-26b-a4b": {
@@ -88,16 +145,9 @@ _OFFICIAL_COMMON = {
     "global_head_dim": 512,
     "sliding_window": 1024,
     "max_position_embeddings": 131_072,
-    "num_global_key_value_heads": None,
-    "attention_k_eq_v": False,
 }
 
 _SLIDING, _GLOBAL = "sliding_attention", "full_attention"
-_Size = Annotated[int, Field(ge=1, le=2**31 - 1)]
-EPSILON = 1e-6
-"""Of the RMS norms, which Tunix has as a constant."""
-
-FETCH = "fetch the model's files again"
 
 
 def text_config(preset: str) -> dict[str, Any]:
@@ -114,7 +164,8 @@ def text_config(preset: str) -> dict[str, Any]:
         "model_type": "gemma4_text",
         "dtype": "float32",
         "layer_types": [_GLOBAL if (i + 1) % every == 0 else _SLIDING for i in range(layers)],
-        "attention_k_eq_v": True,
+        "num_global_key_value_heads": None,
+        "attention_k_eq_v": "num_global_key_value_heads" in sizes,
         "attention_bias": False,
         "tie_word_embeddings": True,
         "final_logit_softcapping": 30.0,
@@ -136,6 +187,17 @@ def text_config(preset: str) -> dict[str, Any]:
     }
 
 
+def kv_origins(kinds: Sequence[Any], shared: int) -> list[int]:
+    """The layer whose keys and values each layer uses: its own, or of the last `shared` layers the last before them of the same kind.
+
+    As transformers has it (models/gemma4/modeling_gemma4.py, Gemma4TextAttention). Tunix takes the last two layers before them for a
+    sliding-window and a global one, whatever they are, and counts layers by a fraction that it rounds down.
+    """
+    own = list(kinds[: len(kinds) - shared])
+    last = {kind: i for i, kind in enumerate(own)}
+    return [i if i < len(own) else last[kind] for i, kind in enumerate(kinds)]
+
+
 def official_name(source: str) -> str | None:
     """The released size that a folder is named after (`/mnt/models/gemma-4-31b-it` is gemma4-31b), None when none is."""
     name = source.rstrip("/").rsplit("/", 1)[-1].lower().replace("-", "").replace("_", "")
@@ -146,7 +208,7 @@ def read_text_config(folder: Path) -> dict[str, Any]:
     """The text part of a model folder's config.json.
 
     Raises ModelError when the file is missing or damaged, a key that is used here is missing or of the wrong type, or it describes a model
-    that this version cannot train (not Gemma 4, per-layer input embeddings, shared KV layers, experts).
+    that this version cannot train.
     """
     path = folder / "config.json"
     config = read_object(path)
@@ -155,15 +217,7 @@ def read_text_config(folder: Path) -> dict[str, Any]:
         raise ModelError(f"{path}: text_config = {text!r:.40} is not an object; {FETCH}")
     if not str(text.get("model_type", "")).startswith("gemma4"):
         raise ModelError(f"{path}: model_type '{text.get('model_type')}' is not Gemma 4")
-    unsupported = {
-        "hidden_size_per_layer_input": "per-layer input embeddings (E2B, E4B)",
-        "num_kv_shared_layers": "shared KV layers (E2B, E4B)",
-        "enable_moe_block": "experts (26B-A4B)",
-    }
-    for key, what in unsupported.items():
-        if text.get(key):
-            raise ModelError(f"{path}: {key} = {text[key]!r:.40}: training with {what} is not supported; dense Gemma 4 models are")
-    _check_types(text, path)
+    check_text_config(text, path)
     return text
 
 
@@ -178,60 +232,6 @@ def read_object(path: Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise ModelError(f"{path}: does not hold an object; {FETCH}")
     return found
-
-
-class _Strict(BaseModel):
-    model_config = ConfigDict(strict=True, allow_inf_nan=False)
-
-
-class _Rope(_Strict):
-    rope_theta: float = Field(gt=0)
-
-
-class _GlobalRope(_Rope):
-    partial_rotary_factor: float = Field(gt=0, le=1)
-
-
-class _RopeByKind(_Strict):
-    sliding_attention: _Rope
-    full_attention: _GlobalRope
-
-
-class _TextConfig(_Strict):
-    """The keys of config.json that are used here; others pass."""
-
-    vocab_size: _Size
-    hidden_size: _Size
-    intermediate_size: _Size
-    num_hidden_layers: _Size
-    num_attention_heads: _Size
-    num_key_value_heads: _Size
-    num_global_key_value_heads: _Size | None
-    head_dim: _Size
-    global_head_dim: _Size
-    sliding_window: _Size
-    layer_types: list[Literal["sliding_attention", "full_attention"]]
-    attention_k_eq_v: bool
-    final_logit_softcapping: float | None
-    rope_parameters: _RopeByKind
-    rms_norm_eps: float = Field(default=EPSILON, ge=EPSILON, le=EPSILON)
-
-    @model_validator(mode="after")
-    def _a_kind_for_each_layer(self) -> _TextConfig:
-        if len(self.layer_types) != self.num_hidden_layers:
-            raise ValueError(f"names {len(self.layer_types)} layer_types, and num_hidden_layers is {self.num_hidden_layers}")
-        return self
-
-
-def _check_types(text: dict[str, Any], path: Path) -> None:
-    try:
-        _TextConfig.model_validate(text)
-    except ValidationError as e:
-        first = e.errors()[0]
-        key = ".".join(map(str, first["loc"]))
-        value = f"{key} = {first['input']!r:.40}: " if key and first["type"] != "missing" else f"{key} " if key else ""
-        why = "is missing" if first["type"] == "missing" else first["msg"].removeprefix("Value error, ")
-        raise ModelError(f"{path}: {value}{why[0].lower()}{why[1:]}; {FETCH}") from e
 
 
 def tunix_config(text: dict[str, Any], dtype: str) -> Any:
@@ -253,7 +253,7 @@ def tunix_config(text: dict[str, Any], dtype: str) -> Any:
             num_heads=text["num_attention_heads"],
             head_dim=text["head_dim"],
             num_kv_heads=text["num_key_value_heads"],
-            num_global_kv_heads=text["num_global_key_value_heads"],
+            num_global_kv_heads=text["num_global_key_value_heads"] if text["attention_k_eq_v"] else None,
             global_key_size=text["global_head_dim"],
             sliding_window_size=text["sliding_window"],
             attention_pattern=tuple(kinds[kind] for kind in text["layer_types"]),

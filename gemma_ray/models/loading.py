@@ -65,17 +65,20 @@ class TensorFiles:
         return tuple(self.file_of[name].get_slice(name).get_shape())
 
     def read_row(self, row: Row, shape: tuple[int, ...]) -> np.ndarray:
-        """A row's Tunix parameter. Raises ModelError when the tensors do not have the size of `shape`."""
+        """A row's Tunix parameter. Raises ModelError when the tensors do not have the shapes that belong to `shape`."""
+        import jax
+
         names = [f"{self.prefix}{name}" for name in row.hf]
-        sizes = sum(int(np.prod(self.shape(name))) for name in names)
-        if sizes != int(np.prod(shape)):
+        wanted = jax.eval_shape(row.layout.to_hf, jax.ShapeDtypeStruct(shape, np.float32))
+        if [self.shape(name) for name in names] != [tensor.shape for tensor in wanted]:
             found = ", ".join(f"{name} {list(self.shape(name))}" for name in names)
             raise ModelError(f"{self.folder}: {found} does not fit {row.tunix} {list(shape)}; config.json and weights disagree")
         return row.layout.to_tunix(*(self.read(name) for name in names), shape=shape)
 
 
-def check_complete(files: TensorFiles, rows: Iterable[Row]) -> None:
-    """Raise ModelError unless the files hold exactly the rows' tensors, and others that are known not to matter."""
+def check_complete(files: TensorFiles, rows: Iterable[Row], unread: Iterable[str] = ()) -> None:
+    """Raise ModelError unless the files hold exactly the rows' tensors, and others that are known not to matter: those of other parts,
+    and those named in `unread` (`parameter_map.unread_tensors`)."""
     if files.prefix is None:
         known = " or ".join(f"{p}embed_tokens.weight" for p in PREFIXES)
         raise ModelError(f"{files.folder}: neither {known} in the files; they are not a Gemma 4 in Hugging Face's layout")
@@ -83,15 +86,17 @@ def check_complete(files: TensorFiles, rows: Iterable[Row]) -> None:
     missing = sorted(wanted - files.file_of.keys())
     if missing:
         raise ModelError(f"{files.folder}: {len(missing)} tensors are missing, the first: {', '.join(missing[:3])}")
-    unknown = sorted(name for name in files.file_of.keys() - wanted if not KNOWN_UNUSED.search(name))
+    others = files.file_of.keys() - wanted - {f"{files.prefix}{name}" for name in unread}
+    unknown = sorted(name for name in others if not KNOWN_UNUSED.search(name))
     if unknown:
         raise ModelError(f"{files.folder}: {len(unknown)} tensors belong to no parameter, the first: {', '.join(unknown[:3])}")
 
 
-def load_state(folder: Path, rows: list[Row], abstract: dict[str, Any]) -> dict[str, Any]:
+def load_state(folder: Path, rows: list[Row], abstract: dict[str, Any], unread: Iterable[str] = ()) -> dict[str, Any]:
     """Read base weights: Tunix path → global array.
 
     `abstract` maps each Tunix path to a `jax.ShapeDtypeStruct` with the sharding to place it in. Weights are cast to its dtype.
+    `unread` is as of `check_complete`.
     Raises ModelError for missing, unknown or misshapen tensors, and when `abstract` and `rows` name different parameters.
     """
     import jax
@@ -102,7 +107,7 @@ def load_state(folder: Path, rows: list[Row], abstract: dict[str, Any]) -> dict[
         raise ModelError(f"the parameter map and the model disagree on {len(differing)} parameters, the first: {', '.join(differing[:3])}")
     state = {}
     with TensorFiles(folder) as files:
-        check_complete(files, rows)
+        check_complete(files, rows, unread)
         for path, target in abstract.items():
             host = files.read_row(by_path[path], target.shape)
             state[path] = jax.make_array_from_callback(

@@ -1,8 +1,9 @@
 """Tunix's Gemma 4 as it is trained: rows of several documents, hidden states instead of logits, one remat policy for all layers.
 
-Tunix's modules, parameters and names are kept, so its checkpoints and Qwix's LoRA fit; what differs is one attention core and the loop over
-layers. Upstream ignores `segment_ids` ("unused until seq packing lands", google/tunix, models/gemma4/model.py) and always
-materialises fp32 logits over the vocabulary.
+Tunix's modules, parameters and names are kept, so its checkpoints and Qwix's LoRA fit; what differs is one attention core, the loop over
+layers, what the router of experts sees, and that layers which use another's keys and values have no parameters for their own. Upstream
+ignores `segment_ids` ("unused until seq packing lands", google/tunix, models/gemma4/model.py) and always materialises fp32 logits over the
+vocabulary.
 """
 
 from __future__ import annotations
@@ -16,13 +17,17 @@ from flax import nnx
 from jax.ad_checkpoint import checkpoint_name as named
 from jax.sharding import PartitionSpec
 from tunix.models.gemma4 import model as tunix_model
+from tunix.models.gemma4 import moe
 
+from gemma_ray.models import experts
 from gemma_ray.models.attention import OUTPUT, Kernel, attend
 from gemma_ray.models.axes import ROWS_OVER
+from gemma_ray.models.gemma4 import kv_origins
 from gemma_ray.models.placing import constrained
 
 # What a layer keeps for the backward pass, by remat policy; all else is computed again. Bytes a token in bfloat16 for 31B's sliding layers.
 _PRODUCTS = ("query", "key_value", OUTPUT, "attention", "gate", "up", "mlp")  # 16, 16, 16, 11, 43, 43 and 11 kB: what matrix products made
+_PRODUCTS += (experts.GATE_UP, experts.OUTPUT)  # of 26B-A4B alone: 23 and 45 kB
 KEPT: dict[str, tuple[str, ...] | None] = {
     "none": None,  # everything
     "norms": (*_PRODUCTS, "normed", "product"),  # and 2 × 11 and 43 kB: norms and rotations again, which cost little
@@ -79,6 +84,28 @@ class PackedFeedForward(tunix_model.FeedForward):
         return apart(named(self.down_proj(product), "mlp"))
 
 
+class PackedDecoderLayer(tunix_model.DecoderLayer):
+    """Tunix's modules, with a router that sees what it was trained on (`gemma_ray.models.experts`)."""
+
+    def block(self, x: Any, segment_pos: Any, cache: Any, attn_mask: Any, per_layer_input: Any = None, kv_shared_cache: Any = None) -> Any:
+        """Keeps upstream's signature. x [batch, length, embed], per_layer_input [batch, length, per-layer width]."""
+        normed = self.pre_attention_norm(x)
+        _, attention, kv = self.attn(normed, segment_pos, cache, attn_mask, kv_shared_cache=kv_shared_cache)
+        x = self.post_attention_norm(attention) + x
+        x = self.post_ffw_norm(self._feed_forward(x)) + x
+        if per_layer_input is not None:
+            gate = jax.nn.gelu(self.per_layer_input_gate(x))
+            x = self.post_per_layer_input_norm(self.per_layer_projection(gate * per_layer_input)) + x
+        return None, x * self.skip_scale.get_value(), kv
+
+    def _feed_forward(self, x: Any) -> Any:
+        dense = self.mlp(self.pre_ffw_norm(x))
+        if not self.config.enable_moe:
+            return dense
+        mixture: Any = self.moe  # Experts
+        return self.dense_post_ffw_norm(dense) + self.moe_post_ffw_norm(mixture(self.moe_pre_ffw_norm(x), router_input=x))
+
+
 class PackedEmbedder(tunix_model.Embedder):
     """Tunix's, which leaves the layout of what it makes to `ACTIVATIONS`.
 
@@ -98,9 +125,18 @@ class PackedGemma4(tunix_model.Gemma4):
     remat: str = "none"
 
     def __init__(self, config: tunix_model.ModelConfig, *, rngs: nnx.Rngs):
-        packed = {"Attention": PackedAttention, "FeedForward": PackedFeedForward, "Embedder": PackedEmbedder}
-        with mock.patch.multiple(tunix_model, **packed):
+        packed = {
+            "Attention": PackedAttention,
+            "FeedForward": PackedFeedForward,
+            "DecoderLayer": PackedDecoderLayer,
+            "Embedder": PackedEmbedder,
+            "create_kv_cache_sharing_patterns": _kv_sharing,
+        }
+        with mock.patch.multiple(tunix_model, **packed), mock.patch.object(moe, "MoERagged", experts.Experts):
             super().__init__(config, rngs=rngs)
+        for i, layer in enumerate(self.layers):
+            if self.kv_cache_sharing_patterns[i] != i:  # Tunix makes them, and never reads them
+                del layer.attn.kv_einsum, layer.attn._key_norm
 
     def run_with(self, remat: str, kernel: Kernel, splash_block: int | None = None) -> None:
         """Choose the remat policy and the attention kernel. After LoRA was added: under remat Qwix loses the parameters it adds."""
@@ -115,7 +151,7 @@ class PackedGemma4(tunix_model.Gemma4):
         """
         x = constrained(self.embedder.encode(tokens), ACTIVATIONS)
         by_layer = self.embedder.encode_per_layer_input(x, tokens) if self.config.per_layer_input_dim else None
-        block = tunix_model.DecoderLayer.block
+        block = PackedDecoderLayer.block
         kept_names = KEPT[self.remat]
         if kept_names is not None:
             policy = jax.checkpoint_policies.save_only_these_names(*kept_names)
@@ -139,6 +175,10 @@ class PackedGemma4(tunix_model.Gemma4):
     def get_model_input(self) -> dict[str, jax.Array]:
         """A small input, for Qwix to see every operation once."""
         return dict.fromkeys(("tokens", "positions", "segments"), jnp.ones((2, 2), jnp.int32))
+
+
+def _kv_sharing(num_layers: int, frac_shared_layers: float, attention_types: tuple[Any, ...], **_: bool) -> list[int]:
+    return kv_origins(attention_types, round(frac_shared_layers * num_layers))
 
 
 # XLA:TPU pulls a norm's reduction or an activation's derivative into the matrix product that takes it and repeats it for every tile, by

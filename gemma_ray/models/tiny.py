@@ -18,7 +18,7 @@ def write_initial_model(preset: str, folder: Path, seed: int) -> None:
     """Write config.json, generation_config.json and random weights into an existing folder; the tokenizer is written beside them.
 
     Projections are normal with variance 1 / inputs, those that write into the residual stream smaller by the number of layers; embeddings
-    normal with variance 1 / hidden_size (the model scales them up by its square root); norms and layer scalars one.
+    normal with variance 1 / width (the model scales them up by its square root); norms and scales one.
     """
     text = text_config(preset)
     write_json(folder / "config.json", text)
@@ -34,35 +34,39 @@ def write_initial_model(preset: str, folder: Path, seed: int) -> None:
 
 def _shapes(text: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     """Hugging Face tensor → shape, [out, in] for projections."""
-    d, f = text["hidden_size"], text["intermediate_size"]
-    shapes: dict[str, tuple[int, ...]] = {}
-    for row in gemma4_rows(text):
-        for name in row.hf:
-            layer = int(name.split(".")[1]) if name.startswith("layers.") else -1
-            is_global = layer >= 0 and text["layer_types"][layer] == "full_attention"
-            h = text["global_head_dim"] if is_global else text["head_dim"]
-            kv = text["num_global_key_value_heads"] if is_global else text["num_key_value_heads"]
-            sizes = {
-                "embed_tokens": (text["vocab_size"], d),
-                "q_proj": (text["num_attention_heads"] * h, d),
-                "k_proj": (kv * h, d),
-                "v_proj": (kv * h, d),
-                "o_proj": (d, text["num_attention_heads"] * h),
-                "q_norm": (h,),
-                "k_norm": (h,),
-                "gate_proj": (f, d),
-                "up_proj": (f, d),
-                "down_proj": (d, f),
-                "layer_scalar": (1,),
-            }
-            shapes[name] = sizes.get(name.removesuffix(".weight").split(".")[-1], (d,))
-    return shapes
+    return {name: _shape(name, text) for row in gemma4_rows(text) for name in row.hf}
+
+
+def _shape(name: str, text: dict[str, Any]) -> tuple[int, ...]:
+    d, f, n, kv, h = (text[key] for key in ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim"))
+    layers, p = text["num_hidden_layers"], text["hidden_size_per_layer_input"]
+    experts, x = text.get("num_experts") or 0, text.get("moe_intermediate_size") or 0
+    layer = int(name.split(".")[1]) if name.startswith("layers.") else -1
+    if layer >= 0 and text["layer_types"][layer] == "full_attention":
+        h, kv = text["global_head_dim"], text["num_global_key_value_heads"] if text["attention_k_eq_v"] else kv
+    if text["use_double_wide_mlp"] and layer >= layers - text["num_kv_shared_layers"]:
+        f *= 2
+    # fmt: off
+    sizes = {
+        "embed_tokens": (text["vocab_size"], d),
+        "self_attn.q_proj": (n * h, d), "self_attn.k_proj": (kv * h, d), "self_attn.v_proj": (kv * h, d), "self_attn.o_proj": (d, n * h),
+        "self_attn.q_norm": (h,), "self_attn.k_norm": (h,),
+        "mlp.gate_proj": (f, d), "mlp.up_proj": (f, d), "mlp.down_proj": (d, f),
+        "layer_scalar": (1,),
+        "embed_tokens_per_layer": (text["vocab_size"], layers * p),
+        "per_layer_model_projection": (layers * p, d), "per_layer_projection_norm": (p,),
+        "per_layer_input_gate": (p, d), "per_layer_projection": (d, p),
+        "router.proj": (experts, d), "router.per_expert_scale": (experts,),
+        "experts.gate_up_proj": (experts, 2 * x, d), "experts.down_proj": (experts, d, x),
+    }
+    # fmt: on
+    return sizes.get(name.removeprefix(f"layers.{layer}.").removesuffix(".weight"), (d,))
 
 
 def _initial(name: str, shape: tuple[int, ...], text: dict[str, Any], rng: np.random.Generator) -> np.ndarray:
     if len(shape) == 1:
         return np.ones(shape, np.float32)
-    std = shape[1] ** -0.5
-    if name.endswith(("o_proj.weight", "down_proj.weight")):
+    std = (text["hidden_size_per_layer_input"] if "embed_tokens_per_layer" in name else shape[-1]) ** -0.5
+    if name.removesuffix(".weight").endswith(("o_proj", "down_proj")):
         std /= (2 * text["num_hidden_layers"]) ** 0.5
     return (rng.standard_normal(shape) * std).astype(np.float32)

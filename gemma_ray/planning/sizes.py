@@ -11,6 +11,7 @@ from typing import Any
 
 from gemma_ray.errors import RecipeError
 from gemma_ray.models.attention import block_size
+from gemma_ray.training.lora import modules_of
 
 GLOBAL = "full_attention"
 
@@ -83,20 +84,21 @@ def _kv_matrices(text: dict[str, Any], layer: Layer) -> int:
 
 
 def lora_parameters(text: dict[str, Any], rank: int, targets: Iterable[str]) -> int:
-    """Parameters of the trainer's adapter. `targets` are Hugging Face's names, as in `lora.targets`; K and V of a layer are one module with
-    one A, or K alone (`gemma_ray.training.lora.MODULES`). Experts get no adapter.
+    """Parameters of the trainer's adapter. `targets` are names as in `lora.targets`; K and V of a layer are one module with one A, or K
+    alone (`gemma_ray.training.lora.MODULES`). Experts get no adapter.
 
-    Raises RecipeError for a rank below 1.
+    Raises RecipeError for a rank below 1, ModelError for a name that is no target.
     """
     if rank < 1:
         raise RecipeError(f"lora.rank = {rank}: must be at least 1")
-    embed, named, sides = text["hidden_size"], set(targets), 0
+    embed, named, sides = text["hidden_size"], set(modules_of(targets)), 0
     for layer in layers(text):
         queries = text["num_attention_heads"] * layer.head_dim
-        sides += (embed + queries) * len(named & {"q_proj", "o_proj"})
+        sides += (embed + queries) * len(named & {"q_einsum", "attn_vec_einsum"})
         sides += (embed + layer.mlp) * len(named & {"gate_proj", "up_proj", "down_proj"})
-        if layer.makes_kv and named & {"k_proj", "v_proj"}:
-            sides += embed + layer.kv_heads * layer.head_dim * _kv_matrices(text, layer)
+        matrices = _kv_matrices(text, layer)
+        if matrices and ("kv_einsum" if matrices == 2 else "k_einsum") in named:
+            sides += embed + layer.kv_heads * layer.head_dim * matrices
     return rank * sides
 
 

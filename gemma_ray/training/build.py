@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gemma_ray.errors import ModelError
 from gemma_ray.models.gemma4 import read_text_config, tunix_config
 from gemma_ray.models.loading import load_state
-from gemma_ray.models.parameter_map import gemma4_rows
+from gemma_ray.models.parameter_map import gemma4_rows, unread_tensors
 from gemma_ray.models.quick_tracing import quick_tracing
 from gemma_ray.training.config import LoraConfig
 from gemma_ray.training.lora import add_lora, initial_lora
 from gemma_ray.training.sharding import named_sharding
+from gemma_ray.training.targets import target_table
 
 if TYPE_CHECKING:
     import jax
@@ -53,7 +53,7 @@ class AbstractModel:
 def abstract_model(text: dict[str, Any], mesh: jax.sharding.Mesh, dtype: str, lora: LoraConfig | None) -> AbstractModel:
     """Structure and sharding of a model from its config.json's text part; nothing is computed or read.
 
-    Raises ModelError when a parameter does not divide over the mesh, or a LoRA target matches no module.
+    Raises ModelError when a parameter does not divide over the mesh, or a LoRA target does not reach every layer that has it.
     """
     import jax
     from flax import nnx
@@ -77,7 +77,7 @@ def abstract_model(text: dict[str, Any], mesh: jax.sharding.Mesh, dtype: str, lo
 
     abstract = AbstractModel(graph, adapter, base, placed(adapter, jax.numpy.float32), placed(base))
     if lora:
-        _check_targets(lora, abstract.adapter_leaves)
+        target_table(text, lora, abstract.adapter_leaves).check()
     return abstract
 
 
@@ -98,17 +98,9 @@ def build_model(
     """
     text = read_text_config(folder)
     abstract = abstract_model(text, mesh, dtype, lora)
-    values = load_state(folder, gemma4_rows(text), abstract.base_leaves)
+    values = load_state(folder, gemma4_rows(text), abstract.base_leaves, unread_tensors(text))
     if lora:
         values |= initial_lora(abstract.adapter_leaves, seed)
     model: Any = abstract.filled(values)
     model.run_with(remat, kernel, splash_block)
     return model
-
-
-def _check_targets(lora: LoraConfig, abstract: dict[str, Any]) -> None:
-    from gemma_ray.training.lora import MODULES
-
-    for target in lora.targets:
-        if not any(f".{module}." in path for module in MODULES[target] for path in abstract):
-            raise ModelError(f"lora.targets: {target} matched no module of this model")

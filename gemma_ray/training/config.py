@@ -10,12 +10,15 @@ from pydantic import Field, field_validator, model_validator
 from gemma_ray.section import Section, Seed
 
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+FUSED = ("q_einsum", "kv_einsum", "k_einsum", "attn_vec_einsum")
+"""Tunix's names of the attention's projections; those of the MLP are Hugging Face's."""
 
 Remat = Literal["none", "norms", "elementwise", "layer"]
 
 
 class LoraConfig(Section):
-    """Which projections get an adapter, and how large. Names are Hugging Face's, as in PEFT."""
+    """Which projections get an adapter, and how large. Names are Hugging Face's, as in PEFT, or Tunix's, in which k_proj and v_proj are
+    kv_einsum, or k_einsum where V is K; `gemma-ray train` says which layers each reaches."""
 
     rank: int = Field(default=64, ge=1, le=16_384)
     alpha: float = Field(default=64.0, gt=0)
@@ -29,8 +32,8 @@ class LoraConfig(Section):
         if not targets:
             raise ValueError(f"no target named; choose from {', '.join(TARGETS)}")
         for name in targets:
-            if name not in TARGETS:
-                raise ValueError(f"'{name}' is not a projection; choose from {', '.join(TARGETS)}")
+            if name not in (*TARGETS, *FUSED):
+                raise ValueError(f"'{name}' is not a projection; choose from {', '.join(TARGETS)}, or Tunix's {', '.join(FUSED)}")
         if ("k_proj" in targets) != ("v_proj" in targets):
             raise ValueError("k_proj and v_proj share one fused parameter in the trainer; name both or neither")
         return targets

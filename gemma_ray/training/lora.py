@@ -9,15 +9,18 @@ the base.
 from __future__ import annotations
 
 import zlib
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from gemma_ray.errors import ModelError
 from gemma_ray.training.config import LoraConfig
 
 if TYPE_CHECKING:
     import jax
     from flax import nnx
 
-# Hugging Face's projection → the Tunix modules that hold it. The global layers keep K alone (`k_einsum`), the others K and V in one.
+# Hugging Face's projection → the Tunix modules that hold it. Where V is K (31B's and 26B-A4B's global layers) K stands alone in `k_einsum`;
+# elsewhere K and V are one. All of them belong to a layer's `attn` or `mlp`; experts are in none (`gemma_ray.training.targets`).
 MODULES = {
     "q_proj": ("q_einsum",),
     "k_proj": ("k_einsum", "kv_einsum"),
@@ -29,10 +32,23 @@ MODULES = {
 }
 
 
-def module_pattern(targets: tuple[str, ...]) -> str:
-    """The regular expression of module paths that Qwix matches."""
-    modules = sorted({module for target in targets for module in MODULES[target]})
-    return f".*({'|'.join(modules)})"
+def modules_of(targets: Iterable[str]) -> tuple[str, ...]:
+    """The Tunix modules that targets name, each by Hugging Face's name or by Tunix's own.
+
+    Raises ModelError for a name that is neither.
+    """
+    own = {module for modules in MODULES.values() for module in modules}
+    found = set()
+    for target in targets:
+        if target not in MODULES and target not in own:
+            raise ModelError(f"lora.targets: '{target}' is no projection; choose from {', '.join(sorted({*MODULES, *own}))}")
+        found.update(MODULES.get(target, (target,)))
+    return tuple(sorted(found))
+
+
+def module_pattern(targets: Iterable[str]) -> str:
+    """The regular expression of module paths, whole ones, that Qwix matches (`layers/3/attn/q_einsum`)."""
+    return f"layers/[0-9]+/(attn|mlp)/({'|'.join(modules_of(targets))})"
 
 
 def add_lora(model: nnx.Module, config: LoraConfig) -> nnx.Module:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from gemma_ray.errors import ModelError, RecipeError
@@ -25,10 +25,10 @@ LAYOUT = (
     ("attn.q_einsum.w",                "n d h",       "tp fsdp -"),
     ("attn.q_einsum.w_lora_a",         "d r",         "fsdp -"),
     ("attn.q_einsum.w_lora_b",         "r n h",       "- tp -"),
-    ("attn.k_einsum.w",                "g d h",       "tp fsdp -"),       # K of the global layers, which is V too
+    ("attn.k_einsum.w",                "g d h",       "tp fsdp -"),       # K of global layers where it is V too
     ("attn.k_einsum.w_lora_a",         "d r",         "fsdp -"),
     ("attn.k_einsum.w_lora_b",         "r g h",       "- tp -"),
-    ("attn.kv_einsum.w",               "2 k d h",     "- tp fsdp -"),     # K and V
+    ("attn.kv_einsum.w",               "2 k d h",     "- tp fsdp -"),     # K and V of the others
     ("attn.kv_einsum.w_lora_a",        "d r",         "fsdp -"),
     ("attn.kv_einsum.w_lora_b",        "r 2 k h",     "- - tp -"),
     ("attn.attn_vec_einsum.w",         "n h d",       "tp - fsdp"),
@@ -48,6 +48,7 @@ LAYOUT = (
     ("pre_ffw_norm.scale",             "d",           "tp"),
     ("post_ffw_norm.scale",            "d",           "tp"),
     ("final_norm.scale",               "d",           "tp"),
+    ("skip_scale",                     "1",           "-"),
     ("attn._query_norm.scale",         "h",           "tp"),
     ("attn._key_norm.scale",           "h",           "tp"),
     # E2B and E4B
@@ -58,8 +59,15 @@ LAYOUT = (
     ("per_layer_projection.w",         "p d",         "tp fsdp"),
     ("post_per_layer_input_norm.scale", "d",          "tp"),
     # 26B-A4B
-    ("moe.gating_einsum",              "e d 2 x",     "fsdp - - tp"),
+    ("moe.gating_einsum",              "e 2 x d",     "fsdp - - tp"),
     ("moe.linear",                     "e x d",       "fsdp tp -"),
+    ("moe.router_logits",              "d e",         "- -"),
+    ("moe.router_scale",               "d",           "-"),
+    ("moe.per_expert_scale",           "e",           "-"),
+    ("moe_pre_ffw_norm.scale",         "d",           "tp"),
+    ("moe_post_ffw_norm.scale",        "d",           "tp"),
+    ("dense_post_ffw_norm.scale",      "d",           "tp"),
+    ("expert weights at work",         "e 2 x d",     "- - tp -"),
     # activations
     ("tokens and masks",               "b t",         "rows -"),
     ("hidden states",                  "b t d",       "rows - -"),
@@ -98,16 +106,17 @@ def dimension_sizes(text: dict[str, Any], batch_size: int) -> dict[str, tuple[in
         "v": text["vocab_size"],
         "l": text["num_hidden_layers"],
         "d": text["hidden_size"],
-        "f": text["intermediate_size"],
         "x": text.get("moe_intermediate_size"),
         "e": text.get("num_experts"),
         "p": text.get("hidden_size_per_layer_input"),
         "n": text["num_attention_heads"],
         "k": heads,
-        "g": (text.get("num_global_key_value_heads") or heads) if has_global else None,
+        "g": (text["num_global_key_value_heads"] if text["attention_k_eq_v"] else heads) if has_global else None,
     }
     sizes = {name: (size,) if size else () for name, size in found.items()}
-    return {**sizes, "h": (text["head_dim"], text["global_head_dim"]) if has_global else (text["head_dim"],)}
+    f = text["intermediate_size"]
+    head_sizes = (text["head_dim"], text["global_head_dim"]) if has_global else (text["head_dim"],)
+    return {**sizes, "h": head_sizes, "f": (f, 2 * f) if text.get("use_double_wide_mlp") else (f,)}
 
 
 def mesh_problems(text: dict[str, Any], batch_size: int, fsdp: int, tp: int, slices: int = 1) -> list[str]:
@@ -122,14 +131,21 @@ def mesh_problems(text: dict[str, Any], batch_size: int, fsdp: int, tp: int, sli
     return [f"{reason} ({names[0]}{' and more' if len(names) > 1 else ''})" for reason, names in reasons.items()]
 
 
+def model_rows(text: dict[str, Any]) -> tuple[Placed, ...]:
+    """The table for one model. A single KV head is not cut: Tunix keeps all of it on every device, and Qwix its adapter."""
+    if text["num_key_value_heads"] > 1:
+        return ROWS
+    alone = ("attn.kv_einsum.w", "attn.kv_einsum.w_lora_b")
+    return tuple(replace(row, axes=tuple(None if a == "tp" else a for a in row.axes)) if row.name in alone else row for row in ROWS)
+
+
 def _sharded(text: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
     """(row, dimension, mesh axis) of everything of this model that is cut."""
-    one_kv_head = text["num_key_value_heads"] == 1
-    for row in ROWS:
+    for row in model_rows(text):
         if row.name.startswith("attn.k_einsum") and not text["attention_k_eq_v"]:
             continue
         for dimension, axis in zip(row.dimensions, row.axes, strict=True):
-            if axis is not None and not (one_kv_head and row.name == "attn.kv_einsum.w" and axis == "tp"):  # Tunix replicates a single one
+            if axis is not None:
                 yield row.name, dimension, axis
 
 

@@ -17,14 +17,17 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
+from flax import nnx
 from tunix.sft import hooks
 from tunix.sft.peft_trainer import PeftTrainer, TrainingConfig
 from tunix.sft.profiler import Profiler, ProfilerOptions
 
 from gemma_ray.data.source import batches, held_out, rows_of_batch
 from gemma_ray.errors import StageError
+from gemma_ray.models.gemma4 import read_text_config
 from gemma_ray.training.batches import check_same_batch, local_rows, place_batch
 from gemma_ray.training.boards import boards
+from gemma_ray.training.build import state_paths
 from gemma_ray.training.checkpointing import Checkpoints
 from gemma_ray.training.clock import StepClock
 from gemma_ray.training.guard import IN_A_ROW, SpikeGuard
@@ -33,6 +36,7 @@ from gemma_ray.training.layout import layout_of
 from gemma_ray.training.metrics import MetricsFile, StepMetrics, read_metrics
 from gemma_ray.training.optimizer import build_optimizer, learning_rate_schedule
 from gemma_ray.training.step import Batch, Step
+from gemma_ray.training.targets import target_table
 
 if TYPE_CHECKING:
     from gemma_ray.training.loop import Report, TrainJob
@@ -226,6 +230,9 @@ class Trainer(PeftTrainer):
         found = layout_of(self.model, self.optimizer)
         parts = ", ".join(f"{name} {size / 2**20:,.1f} MiB" for name, size in found.parts())
         share = found.trained_parameters / (found.base_parameters + (found.trained_parameters if self._lora_enabled else 0))
+        if self._lora_enabled:
+            paths = state_paths(nnx.state(self.model, nnx.LoRAParam))
+            self._note(target_table(read_text_config(self.job.model), self.job.lora, paths).describe())
         self._note(f"{found.trained_parameters:,} parameters are trained ({share:.2%} of the model); on a device: {parts}")
 
     def _note(self, text: str) -> None:
