@@ -4,9 +4,9 @@
     tunix    Tunix's own PeftTrainer, Gemma 4 and loss, LoRA by Qwix, on the very same packed rows (block masks keep documents apart)
     trl      TRL's SFTTrainer with PEFT, one example a row, each batch padded to its longest, as it is mostly run
 
-All train rank-8 adapters on all projections of the built-in tiny Gemma 4 in fp32 with AdamW, on one device, without rematerialisation. Lengths
-are drawn like those of the paper's data (mean 922 of 3,072, p99 2,553: log-normal), an eighth as long; tokens are random. Every variant runs
-in processes of its own, in turn; the first steps, which compile, are left out. A useful token is one that is no padding.
+All train rank-8 adapters on all projections of the built-in tiny Gemma 4 in fp32 with AdamW, on one device, without rematerialisation.
+Lengths are drawn like those of the paper's data (mean 922 of 3,072, p99 2,553: log-normal), an eighth as long; tokens are random. Every
+variant runs in processes of its own, in turn; the first steps, which compile, are left out. A useful token is one that is no padding.
 """
 
 from __future__ import annotations
