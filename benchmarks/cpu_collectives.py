@@ -50,14 +50,13 @@ def measure(implementation: str | None) -> list[float]:
         job = TrainJob(
             root / "model",
             root / "data",
-            root / "checkpoints",
-            root / "metrics.jsonl",
+            root,
             "float32",
             LENGTH,
             MeshConfig(fsdp=2, tp=2),
             settings,
             LoraConfig(),
-            "benchmark",
+            {},
         )
         train(job, lambda report: None)
         return [m.step_s for m in read_metrics(root / "metrics.jsonl")][5:-1]

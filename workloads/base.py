@@ -80,9 +80,10 @@ def _make(recipe: Recipe, preset: str, texts: tuple[str, ...], target: Path, mad
         clip_norm=1.0,
         checkpoint_every=max(1, config.steps // 2),
         keep_checkpoints=1,
+        tensorboard=False,
         seed=config.seed,
     )
     with cluster(recipe) as hardware:
-        train_on(hardware, recipe, start, data, work, settings, config.seq_len, made_from, progress, name="base")
+        train_on(hardware, recipe, start, data, work, settings, config.seq_len, {"base model": made_from}, progress, name="base")
         run_task(export, start, checkpoints, target, recipe.convert, num_cpus=1)
     shutil.rmtree(work)

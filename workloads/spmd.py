@@ -23,7 +23,7 @@ def train_on(
     out: Path,
     settings: TrainConfig,
     seq_len: int,
-    made_from: str,
+    made_from: dict[str, Any],
     progress: Progress,
     name: str,
 ) -> dict[str, Any]:
@@ -31,8 +31,7 @@ def train_on(
     job = {
         "model": model.absolute(),
         "data": data.absolute(),
-        "checkpoints": (out / "checkpoints").absolute(),
-        "metrics": (out / "metrics.jsonl").absolute(),
+        "out": out.absolute(),
         "dtype": recipe.model.dtype,
         "seq_len": seq_len,
         "mesh": recipe.mesh,
@@ -42,7 +41,11 @@ def train_on(
     }
 
     def show(report: dict[str, Any]) -> None:
-        note = f"loss {report['loss']:.3f}  {report['tokens_per_s']:,.0f} tokens/s"
+        if "note" in report:
+            progress.note(f"   {report['note']}")
+            return
+        mfu = f"  {report['mfu']:.1%} MFU" if report["mfu"] is not None else ""
+        note = f"loss {report['loss']:.3f}  {report['tokens_per_s']:,.0f} tokens/s{mfu}"
         progress.update(report["step"], report["steps"], "steps", note)
 
     done = latest_step(out / "checkpoints")

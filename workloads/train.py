@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
-from gemma_ray.artifacts import fingerprint
 from gemma_ray.data.shards import Manifest
 from gemma_ray.errors import StageError
 from gemma_ray.models.fingerprint import model_fingerprint
@@ -17,8 +17,13 @@ from workloads.progress import Progress
 from workloads.spmd import train_on
 from workloads.stage import cluster, once, preflight, run_paths
 
-MAY_CHANGE = {"steps", "checkpoint_every", "keep_checkpoints", "micro_batches", "remat", "attention", "splash_block"}
-"""Keys of `train` that say how long, how often saved and how computed, and not what is learnt."""
+MAY_CHANGE = {
+    *("steps", "eval_every", "early_stopping", "spike", "bad_batch"),  # how long
+    *("checkpoint_every", "keep_checkpoints", "tensorboard", "wandb_project", "profile_steps", "profile_after"),  # what is written
+    *("micro_batches", "remat", "attention", "splash_block"),  # how it is computed
+}
+"""Keys of `train` that may differ when a run goes on: they do not say what is learnt from a batch. (Without `decay_steps` the schedule
+ends at `steps`, so more of them stretch what is left of it.)"""
 
 
 def run(recipe: Recipe, progress: Progress) -> StepMetrics:
@@ -35,18 +40,25 @@ def run(recipe: Recipe, progress: Progress) -> StepMetrics:
                 hardware, recipe, base, paths.data, paths.root, recipe.train, recipe.data.max_seq_len, made_from, progress, name="train"
             )
 
-        artifact = paths.checkpoints / str(recipe.train.steps)
-        once(recipe, "train", [made_from, recipe.train.steps], artifact, work, progress)
+        ends_by = [recipe.train.steps, recipe.train.early_stopping]
+        once(recipe, "train", [made_from, ends_by], paths.checkpoints, work, progress)
     steps = read_metrics(paths.metrics)
     if not steps:
-        raise StageError(f"{paths.metrics}: no steps in it, though {artifact} is there; remove {paths.checkpoints} to train anew")
+        raise StageError(f"{paths.metrics}: no steps in it, though {paths.checkpoints} is there; remove that to train anew")
     return steps[-1]
 
 
-def trained_from(recipe: Recipe, base: Path, manifest: Manifest) -> str:
-    """Fingerprint of what the weights follow from. How long, how often saved and on how many devices may change midway."""
-    settings = recipe.train.model_dump(mode="json", exclude=MAY_CHANGE)
-    return fingerprint([settings, recipe.lora.model_dump(mode="json"), recipe.model.dtype, model_fingerprint(base), manifest.fingerprint()])
+def trained_from(recipe: Recipe, base: Path, manifest: Manifest) -> dict[str, Any]:
+    """What the weights follow from, by key. How long, how often saved and on how many devices may change midway."""
+    train = recipe.train.model_dump(mode="json", exclude=MAY_CHANGE)
+    lora = recipe.lora.model_dump(mode="json") if recipe.train.mode == "lora" else {}
+    return {
+        **{f"train.{key}": value for key, value in train.items()},
+        **{f"lora.{key}": value for key, value in lora.items()},
+        "model.dtype": recipe.model.dtype,
+        "base model": model_fingerprint(base),
+        "data": manifest.fingerprint(),
+    }
 
 
 if __name__ == "__main__":

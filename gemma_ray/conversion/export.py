@@ -79,7 +79,7 @@ class _Changes:
     def __init__(self, checkpoint: Checkpoint, rows: list[Row]):
         self.parameters = checkpoint.parameters
         self.full = checkpoint.mode == "full"
-        self.scale = checkpoint.lora.alpha / checkpoint.lora.rank
+        self.scale = checkpoint.lora.scale
         self.unused = set(checkpoint.parameters)
         self.changed = 0
         known = {row.tunix for row in rows} if self.full else {name for row in rows if row.layout.lora for name in row.lora_names()}

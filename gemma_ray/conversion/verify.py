@@ -126,10 +126,11 @@ def _tunix_logits(base: Path, checkpoints: Path, rows: list[list[int]]) -> list[
     import jax.numpy as jnp
     from flax import nnx
 
+    from gemma_ray.models.axes import AXES
     from gemma_ray.training.build import build_model
 
     checkpoint = read_checkpoint(checkpoints)
-    mesh = jax.make_mesh((1, 1), ("fsdp", "tp"), devices=jax.devices()[:1], axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    mesh = jax.make_mesh((1, 1, 1), AXES, devices=jax.devices()[:1], axis_types=(jax.sharding.AxisType.Auto,) * 3)
     lora = checkpoint.lora if checkpoint.mode == "lora" else None
     with mesh, jax.default_matmul_precision("highest"):
         model = build_model(base, mesh, "float32", lora)

@@ -71,6 +71,7 @@ def _splash(query: Any, key: Any, value: Any, segments: Any, window: int | None,
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
     from jax.sharding import NamedSharding, PartitionSpec
 
+    from gemma_ray.models.axes import ROWS_OVER
     from gemma_ray.models.placing import current_mesh
 
     mesh = current_mesh()
@@ -85,14 +86,14 @@ def _splash(query: Any, key: Any, value: Any, segments: Any, window: int | None,
         residual_checkpoint_name=OUTPUT,
         interpret=mesh.devices.flat[0].platform == "cpu",
     )
-    by_head = PartitionSpec("fsdp", "tp", None, None)
+    by_head = PartitionSpec(ROWS_OVER, "tp", None, None)
     of_kernel = kernel.manual_sharding_spec(NamedSharding(mesh, PartitionSpec("tp", None)))
 
     def on_device(kernel: Any, q: Any, k: Any, v: Any, segments: Any) -> Any:
         rows: Any = jax.vmap(lambda q, k, v, s: kernel(q, k, v, segment_ids=splash.SegmentIds(s, s)))
         return rows(q, k, v, segments)
 
-    specs = (of_kernel, by_head, by_head, by_head, PartitionSpec("fsdp", None))
+    specs = (of_kernel, by_head, by_head, by_head, PartitionSpec(ROWS_OVER, None))
     sharded: Any = jax.shard_map(on_device, mesh=mesh, in_specs=specs, out_specs=by_head, check_vma=False)
     return sharded(kernel, *(x.swapaxes(1, 2) for x in (query, key, value)), segments).swapaxes(1, 2)
 

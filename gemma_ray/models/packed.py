@@ -18,6 +18,7 @@ from jax.sharding import PartitionSpec
 from tunix.models.gemma4 import model as tunix_model
 
 from gemma_ray.models.attention import OUTPUT, Kernel, attend
+from gemma_ray.models.axes import ROWS_OVER
 from gemma_ray.models.placing import constrained
 
 # What a layer keeps for the backward pass, by remat policy; all else is computed again. Bytes a token in bfloat16 for 31B's sliding layers.
@@ -30,7 +31,7 @@ KEPT: dict[str, tuple[str, ...] | None] = {
 }
 
 
-ACTIVATIONS = PartitionSpec("fsdp", None, None)
+ACTIVATIONS = PartitionSpec(ROWS_OVER, None, None)
 """Hidden states [batch, length, embed] between layers."""
 
 

@@ -36,11 +36,9 @@ from gemma_ray.models.tokenizer import Tokenizer
 Part = Literal["frame", "earlier", "reasoning", "answer"]
 Loss = Literal["final_answer", "assistant", "full"]
 
-BEARS_LOSS: dict[Loss, tuple[Part, ...]] = {
-    "final_answer": ("answer",),
-    "assistant": ("earlier", "reasoning", "answer"),
-    "full": ("frame", "earlier", "reasoning", "answer"),
-}
+SCOPES: tuple[Loss, ...] = ("full", "assistant", "final_answer")
+"""From wide to narrow. A token's scope is the narrowest that it bears loss in, as a place in this list; it bears loss in wider ones too."""
+PART_SCOPE: dict[Part, int] = {"frame": 0, "earlier": 1, "reasoning": 1, "answer": 2}
 
 
 @dataclass(frozen=True)
@@ -176,62 +174,64 @@ def rendered_text(pieces: Sequence[Piece]) -> str:
 
 @dataclass(frozen=True)
 class Tokens:
-    """One document: ids [length] int32, whether each bears loss [length] bool, how many of them are the format's markers, and whether it
-    was cut to fit."""
+    """One document: ids [length] int32, whether each bears loss [length] bool, each one's place in `SCOPES` [length] int8 (None: all are
+    0), how many of them are the format's markers, and whether it was cut to fit."""
 
     ids: np.ndarray
     loss: np.ndarray
+    scopes: np.ndarray | None = None
     markers: int = 0
     is_cut: bool = False
 
 
 def tokenize(tokenizer: Tokenizer, rows: Sequence[Sequence[Piece]], loss: Loss = "final_answer") -> list[Tokens]:
-    """Rendered conversations as tokens. A token bears loss when it lies wholly within parts that do."""
-    bearing = BEARS_LOSS[loss]
-    runs = [list(_runs(pieces, bearing)) for pieces in rows]
-    encoded = iter(tokenizer.encode_text([(run.text, run.bears) for row in runs for run in row if not run.is_marker]))
-    return [_joined(tokenizer, row, encoded) for row in runs]
+    """Rendered conversations as tokens. A token is of a scope when it lies wholly within parts of that scope."""
+    runs = [list(_runs(pieces)) for pieces in rows]
+    encoded = iter(tokenizer.encode_text([(run.text, [span for span, _ in run.spans]) for row in runs for run in row if not run.is_marker]))
+    return [_joined(tokenizer, row, encoded, SCOPES.index(loss)) for row in runs]
 
 
 @dataclass
 class _Run:
-    """A marker, or text between two of them. `bears` are the characters [start, end) that do."""
+    """A marker, or text between two of them. `spans` are characters [start, end) of a scope above 0, with that scope."""
 
     text: str
     is_marker: bool
-    bears: list[tuple[int, int]]
+    spans: list[tuple[tuple[int, int], int]]
 
 
-def _runs(pieces: Sequence[Piece], bearing: tuple[Part, ...]) -> Iterator[_Run]:
+def _runs(pieces: Sequence[Piece]) -> Iterator[_Run]:
     run = _Run("", False, [])
     for piece in pieces:
-        span = [(len(run.text), len(run.text) + len(piece.text))] if piece.part in bearing else []
+        scope, start, size = PART_SCOPE[piece.part], len(run.text), len(piece.text)
         if piece.is_marker:
             if run.text:
                 yield run
-            yield _Run(piece.text, True, [(0, len(piece.text))] if span else [])
+            yield _Run(piece.text, True, [((0, size), scope)] if scope else [])
             run = _Run("", False, [])
-        else:
-            joins = span and run.bears and run.bears[-1][1] == span[0][0]
-            bears = [*run.bears[:-1], (run.bears[-1][0], span[0][1])] if joins else [*run.bears, *span]
-            run = _Run(run.text + piece.text, False, bears)
+            continue
+        run.text += piece.text
+        if scope and run.spans and run.spans[-1][1] == scope and run.spans[-1][0][1] == start:
+            run.spans[-1] = ((run.spans[-1][0][0], start + size), scope)
+        elif scope:
+            run.spans.append(((start, start + size), scope))
     if run.text:
         yield run
 
 
-def _joined(tokenizer: Tokenizer, runs: list[_Run], encoded: Iterator[tuple[np.ndarray, list[tuple[int, int]]]]) -> Tokens:
+def _joined(tokenizer: Tokenizer, runs: list[_Run], encoded: Iterator[tuple[np.ndarray, list[tuple[int, int]]]], loss: int) -> Tokens:
     parts: list[np.ndarray] = []
-    loss: list[tuple[int, int]] = []
+    spans: list[tuple[int, int, int]] = []
     length = 0
     for run in runs:
         if run.is_marker:
-            found, bearing = np.array([tokenizer.marker_id(run.text)], np.int32), [(0, 1)] if run.bears else []
+            found, places = np.array([tokenizer.marker_id(run.text)], np.int32), [(0, 1)] if run.spans else []
         else:
-            found, bearing = next(encoded)
-        loss += [(length + a, length + b) for a, b in bearing]
+            found, places = next(encoded)
+        spans += [(length + a, length + b, scope) for (a, b), (_, scope) in zip(places, run.spans, strict=True)]
         parts.append(found)
         length += len(found)
-    mask = np.zeros(length, bool)
-    for a, b in loss:
-        mask[a:b] = True
-    return Tokens(np.concatenate(parts), mask, sum(run.is_marker for run in runs))
+    scopes = np.zeros(length, np.int8)
+    for a, b, scope in spans:
+        scopes[a:b] = scope
+    return Tokens(np.concatenate(parts), scopes >= loss, scopes, sum(run.is_marker for run in runs))

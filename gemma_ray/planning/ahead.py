@@ -8,6 +8,7 @@ import resource
 import time
 from typing import Any
 
+from gemma_ray.models.axes import AXES
 from gemma_ray.planning import hlo
 
 PACKAGES = ("jax", "libtpu", "google-tunix", "qwix", "flax", "optax")
@@ -22,7 +23,7 @@ def tpu_mesh(accelerator: str, topology: str, fsdp: int, tp: int) -> Any:
 
     alone = {"chips_per_host_bounds": (1, 1, 1)} if topology == "1x1" else {}
     devices = topologies.get_topology_desc(platform="tpu", topology_name=f"{accelerator}:{topology}", **alone).devices
-    return Mesh(np.array(devices).reshape(fsdp, tp), ("fsdp", "tp"), axis_types=(AxisType.Auto,) * 2)
+    return Mesh(np.array(devices).reshape(1, fsdp, tp), AXES, axis_types=(AxisType.Auto,) * 3)
 
 
 def compile_and_read(lowered: Any) -> tuple[hlo.Program, dict[str, Any], float]:

@@ -48,6 +48,7 @@ def abstract_step(job: CompileJob, mesh: Any) -> tuple[Any, dict[str, Any], dict
     from jax.sharding import NamedSharding, PartitionSpec
 
     from gemma_ray.models.attention import pick_kernel
+    from gemma_ray.models.axes import ROWS_OVER
     from gemma_ray.models.quick_tracing import quick_tracing
     from gemma_ray.training.build import abstract_model
     from gemma_ray.training.config import LoraConfig, TrainConfig
@@ -72,8 +73,8 @@ def abstract_step(job: CompileJob, mesh: Any) -> tuple[Any, dict[str, Any], dict
 
     state = nnx.state(optimizer, nnx.OptState)
     nnx.update(optimizer, nnx.from_flat_state([(path, placed(path, v)) for path, v in nnx.to_flat_state(state)]))
-    by_row = NamedSharding(mesh, PartitionSpec("fsdp", None))
-    kinds = {"tokens": jnp.int32, "loss_mask": jnp.bool_, "positions": jnp.int32, "segments": jnp.int32}
+    by_row = NamedSharding(mesh, PartitionSpec(ROWS_OVER, None))
+    kinds = {"tokens": jnp.int32, "loss_mask": jnp.bool_, "scopes": jnp.int8, "positions": jnp.int32, "segments": jnp.int32}
     batch = {name: jax.ShapeDtypeStruct((job.batch_size, job.length), kind, sharding=by_row) for name, kind in kinds.items()}
     base, adapter = list(abstract.base_leaves.values()), list(abstract.adapter_leaves.values())
     sizes = {

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gemma_ray.errors import StageError
+from gemma_ray.models.axes import ROWS_OVER
 
 if TYPE_CHECKING:
     import jax
@@ -25,7 +26,7 @@ def local_rows(mesh: jax.sharding.Mesh, batch_size: int) -> list[int]:
 
 
 def place_batch(batch: dict[str, np.ndarray], mesh: jax.sharding.Mesh, batch_size: int) -> dict[str, Any]:
-    """Global arrays [batch_size, length], sharded over `fsdp`, from this process's `local_rows` of a batch [rows, length]."""
+    """Global arrays [batch_size, length], sharded over `ROWS_OVER`, from this process's `local_rows` of a batch [rows, length]."""
     import jax
 
     place = {row: i for i, row in enumerate(local_rows(mesh, batch_size))}
@@ -42,7 +43,7 @@ def place_batch(batch: dict[str, np.ndarray], mesh: jax.sharding.Mesh, batch_siz
 def _sharding(mesh: jax.sharding.Mesh) -> jax.sharding.NamedSharding:
     from jax.sharding import NamedSharding, PartitionSpec
 
-    return NamedSharding(mesh, PartitionSpec("fsdp"))
+    return NamedSharding(mesh, PartitionSpec(ROWS_OVER))
 
 
 def batch_checksum(tokens: Any) -> Any:

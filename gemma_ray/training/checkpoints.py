@@ -36,22 +36,67 @@ def latest_step(folder: Path) -> int | None:
     return max(steps, default=None)
 
 
-def check_continuable(folder: Path, made_from: str, steps: int) -> None:
-    """Look at the newest checkpoint, if there is one, before a model is built and anything restored into it.
+def whole_steps(folder: Path) -> list[int]:
+    """Steps whose metadata can be read and whose parts are there, newest first. Raises CheckpointError when `folder` is a file."""
+    latest_step(folder)
+    steps = [int(path.name) for path in folder.iterdir() if path.is_dir() and path.name.isdigit()] if folder.is_dir() else []
+    return [step for step in sorted(steps, reverse=True) if _is_whole(folder, step)]
 
-    Raises CheckpointError when it is damaged, was trained from something else than `made_from`, or is past `steps`.
+
+def _is_whole(folder: Path, step: int) -> bool:
+    try:
+        read_metadata(folder, step)
+    except CheckpointError:
+        return False
+    return True
+
+
+def least_eval_loss(losses: dict[int, float]) -> int | None:
+    """The step with the least loss, the earlier one of two; None of none."""
+    return min(losses, key=lambda step: (losses[step], step), default=None)
+
+
+def best_step(folder: Path) -> int | None:
+    """The checkpoint with the least evaluation loss; None where none was evaluated."""
+    saved = {step: read_metadata(folder, step).get("eval_loss") for step in whole_steps(folder)}
+    return least_eval_loss({step: loss for step, loss in saved.items() if loss is not None})
+
+
+def check_continuable(folder: Path, made_from: dict[str, Any], steps: int) -> None:
+    """Look at the newest whole checkpoint, if there is one, before a model is built and anything restored into it.
+
+    Raises CheckpointError when it was trained from something else than `made_from`, naming each difference, or is past `steps`.
     """
-    step = latest_step(folder)
-    if step is None:
+    whole = whole_steps(folder)
+    if not whole:
         return
-    if read_metadata(folder, step)["made_from"] != made_from:
+    step = whole[0]
+    if differing := differences(read_metadata(folder, step)["made_from"], made_from):
         raise CheckpointError(
-            f"{folder}: step {step} was trained from another recipe or other data; set another run.dir or remove that folder"
+            f"{folder}: step {step} was trained otherwise: {'; '.join(differing)}. Set another run.dir, or remove that folder"
         )
     if step > steps:
         raise CheckpointError(
             f"{folder}: holds step {step}, and train.steps is {steps}; set train.steps to {step} or more, or another run.dir"
         )
+
+
+def differences(before: Any, now: dict[str, Any]) -> list[str]:
+    """What differs between the inputs of two trainings, in words; fingerprints are only said to differ."""
+    if not isinstance(before, dict):
+        return ["by a version that did not write down from what"]
+    keys = [key for key in sorted(before.keys() | now.keys()) if before.get(key) != now.get(key)]
+    return [
+        f"{key} was another" if key in NOT_FOR_PEOPLE else f"{key} was {_shown(before.get(key))}, is {_shown(now.get(key))}" for key in keys
+    ]
+
+
+NOT_FOR_PEOPLE = ("base model", "data")
+"""Inputs that are fingerprints."""
+
+
+def _shown(value: Any) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, list) else "not set" if value is None else str(value)
 
 
 def read_metadata(folder: Path, step: int) -> dict[str, Any]:
@@ -66,18 +111,28 @@ def read_metadata(folder: Path, step: int) -> dict[str, Any]:
     return saved
 
 
+DAMAGED = "damaged-"
+"""What a checkpoint that cannot be read is renamed to, before its step."""
+
 _DAMAGE = (ValueError, KeyError, FileNotFoundError, NotADirectoryError, TypeError, AttributeError, RecursionError)
 
 
+def reason_unreadable(error: Exception) -> str | None:
+    """Why a checkpoint cannot be read, from what Orbax, Tunix or `read_metadata` raised; None for an error that has another cause."""
+    if isinstance(error, CheckpointError) or isinstance(error, _DAMAGE) or type(error) is Exception:  # Orbax's for lost array data
+        return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+    return None
+
+
 @contextmanager
-def unreadable_named(folder: Path, step: int | None) -> Iterator[None]:
-    """Turn what Orbax and Tunix raise on a damaged checkpoint into a CheckpointError that names it; with none (None) it is not to blame."""
+def unreadable_named(folder: Path, step: int) -> Iterator[None]:
+    """Turn what Orbax and Tunix raise on a damaged checkpoint into a CheckpointError that names it."""
     try:
         yield
     except Exception as e:
-        if step is None or not (isinstance(e, _DAMAGE) or type(e) is Exception):  # Orbax raises a bare one when array data is missing
+        why = reason_unreadable(e)
+        if why is None or isinstance(e, CheckpointError):
             raise
-        why = (str(e).strip() or type(e).__name__).splitlines()[0][:200]
         raise CheckpointError(f"{folder / str(step)}: cannot be read ({why}); remove it to use an older one") from e
 
 

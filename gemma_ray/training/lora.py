@@ -40,7 +40,10 @@ def add_lora(model: nnx.Module, config: LoraConfig) -> nnx.Module:
     import qwix
     from flax import nnx
 
-    provider = qwix.LoraProvider(module_path=module_pattern(config.targets), rank=config.rank, alpha=config.alpha)
+    from gemma_ray.training.dropout import LoraProvider
+
+    pattern, alpha = module_pattern(config.targets), config.scale * config.rank  # Qwix scales by alpha / rank
+    provider = LoraProvider(module_path=pattern, rank=config.rank, alpha=alpha, dropout=config.dropout)
     inputs = model.get_model_input()  # type: ignore[attr-defined]
     # Qwix adds the adapter to what this method calls; logits are computed from what it returns.
     adapted: Any = qwix.apply_lora_to_model(model, provider, **inputs, methods=("hidden_states",), rngs=nnx.Rngs(params=0))

@@ -11,15 +11,39 @@ from gemma_ray.artifacts import write_text
 
 @dataclass(frozen=True)
 class StepMetrics:
-    """What a step did. `tokens_per_s` counts the batch's tokens without padding; `step_s` of a start's first step includes compilation."""
+    """What a step did. `step_s` of a start's first step includes compilation.
+
+    `loss` is the trained scope's mean in nats; `loss_SCOPE` the mean in each scope on the same batch, None where it has no token of it.
+    """
 
     step: int
     loss: float
     learning_rate: float
     grad_norm: float
     tokens_per_s: float
+    """The batch's tokens without padding."""
     loss_tokens: int
     step_s: float
+    padded_tokens_per_s: float | None = None
+    """With padding."""
+    loss_full: float | None = None
+    loss_assistant: float | None = None
+    loss_final_answer: float | None = None
+    mfu: float | None = None
+    """Share of the devices' peak that useful tokens' matrix products and attention took; None where the peak is not known."""
+    compute_s: float | None = None
+    """Part of `step_s` in which the step ran on the devices; the rest waited for the host."""
+    input_s: float | None = None
+    """Time of the host spent on the batch; it overlaps the step before, so it costs only where `compute_s` is less than `step_s`."""
+    checkpoint_s: float | None = None
+    """The same for saving."""
+    skipped: bool = False
+    """The batch was bad and the weights were left as they were."""
+    eval_loss: float | None = None
+    """After this step, where it was evaluated, in the trained scope; then by scope."""
+    eval_loss_full: float | None = None
+    eval_loss_assistant: float | None = None
+    eval_loss_final_answer: float | None = None
 
 
 class MetricsFile:

@@ -1,4 +1,4 @@
-"""How the model lies on the (fsdp, tp) mesh, as a table, and the checks that run before anything is loaded.
+"""How the model lies on the (fsdp, tp) mesh of a slice, as a table, and the checks that run before anything is loaded.
 
 The specs themselves are Tunix's annotations, which Qwix carries over to LoRA parameters; `named_sharding` reads them and refuses one whose
 rank or divisibility is wrong. That mismatch is what stopped the paper's authors (arXiv 2605.25645; since fixed in google/tunix 1138,
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gemma_ray.errors import ModelError, RecipeError
+from gemma_ray.models.axes import AXES
 
 if TYPE_CHECKING:
     import jax
@@ -60,13 +61,13 @@ LAYOUT = (
     ("moe.gating_einsum",              "e d 2 x",     "fsdp - - tp"),
     ("moe.linear",                     "e x d",       "fsdp tp -"),
     # activations
-    ("tokens and masks",               "b t",         "fsdp -"),
-    ("hidden states",                  "b t d",       "fsdp - -"),
-    ("queries",                        "b t n h",     "fsdp - tp -"),
-    ("keys and values of sliding-window layers", "b t k h", "fsdp - tp -"),
-    ("keys and values of global layers", "b t g h",   "fsdp - tp -"),
+    ("tokens and masks",               "b t",         "rows -"),
+    ("hidden states",                  "b t d",       "rows - -"),
+    ("queries",                        "b t n h",     "rows - tp -"),
+    ("keys and values of sliding-window layers", "b t k h", "rows - tp -"),
+    ("keys and values of global layers", "b t g h",   "rows - tp -"),
 )
-"""Optimizer state lies like its parameter."""
+"""Optimizer state lies like its parameter. `rows` is slices and fsdp together."""
 
 DIMENSIONS = {
     "b": "rows of a micro-batch", "t": "positions", "r": "LoRA rank", "v": "vocabulary", "l": "layers",
@@ -109,14 +110,15 @@ def dimension_sizes(text: dict[str, Any], batch_size: int) -> dict[str, tuple[in
     return {**sizes, "h": (text["head_dim"], text["global_head_dim"]) if has_global else (text["head_dim"],)}
 
 
-def mesh_problems(text: dict[str, Any], batch_size: int, fsdp: int, tp: int) -> list[str]:
+def mesh_problems(text: dict[str, Any], batch_size: int, fsdp: int, tp: int, slices: int = 1) -> list[str]:
     """Why a mesh does not suit a model and its micro-batch, one sentence a reason with what it concerns; empty when it does."""
-    mesh, sizes = {"fsdp": fsdp, "tp": tp}, dimension_sizes(text, batch_size)
+    mesh, sizes = {"fsdp": fsdp, "tp": tp, "rows": slices * fsdp}, dimension_sizes(text, batch_size)
+    called = {"fsdp": "fsdp", "tp": "tp", "rows": "fsdp" if slices == 1 else f"{slices} slices x fsdp"}
     reasons: dict[str, list[str]] = {}
     for name, dimension, axis in _sharded(text):
         for size in sizes.get(dimension, ()):
             if size % mesh[axis]:
-                reasons.setdefault(f"{DIMENSIONS[dimension]} {size} are not divisible by {axis}={mesh[axis]}", []).append(name)
+                reasons.setdefault(f"{DIMENSIONS[dimension]} {size} are not divisible by {called[axis]}={mesh[axis]}", []).append(name)
     return [f"{reason} ({names[0]}{' and more' if len(names) > 1 else ''})" for reason, names in reasons.items()]
 
 
@@ -131,35 +133,52 @@ def _sharded(text: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
                 yield row.name, dimension, axis
 
 
-def working_meshes(text: dict[str, Any], batch_size: int, devices: int) -> list[tuple[int, int]]:
-    """Every (fsdp, tp) of so many devices that suits the model and its micro-batch."""
+def working_meshes(text: dict[str, Any], batch_size: int, devices: int, slices: int = 1) -> list[tuple[int, int]]:
+    """Every (fsdp, tp) of so many devices a slice that suits the model and its micro-batch."""
     low = [f for f in range(1, math.isqrt(devices) + 1) if devices % f == 0]
     splits = [(f, devices // f) for f in sorted({*low, *(devices // f for f in low)})]
-    return [(f, t) for f, t in splits if not mesh_problems(text, batch_size, f, t)]
+    return [(f, t) for f, t in splits if not mesh_problems(text, batch_size, f, t, slices)]
 
 
-def check_mesh(text: dict[str, Any], batch_size: int, fsdp: int, tp: int) -> None:
+def check_mesh(text: dict[str, Any], batch_size: int, fsdp: int, tp: int, slices: int = 1) -> None:
     """Raise RecipeError when the mesh does not divide the model or the micro-batch, naming each reason and what would work."""
-    problems = mesh_problems(text, batch_size, fsdp, tp)
+    problems = mesh_problems(text, batch_size, fsdp, tp, slices)
     if not problems:
         return
     devices = fsdp * tp
     remedies = []
-    if not mesh_problems(text, fsdp, fsdp, tp):  # only the batch is at fault
-        remedies.append(f"Make train.batch_size / train.micro_batches a multiple of {fsdp}")
-    if works := [f"fsdp={f} tp={t}" for f, t in working_meshes(text, batch_size, devices)]:
+    if not mesh_problems(text, slices * fsdp, fsdp, tp, slices):  # only the batch is at fault
+        remedies.append(f"Make train.batch_size / train.micro_batches a multiple of {slices * fsdp}")
+    if works := [f"fsdp={f} tp={t}" for f, t in working_meshes(text, batch_size, devices, slices)]:
         remedies.append(f"On {devices} devices these work: {', '.join(works)}")
     remedy = ". Or: ".join(remedies) or f"No mesh of {devices} devices works with {batch_size} rows a micro-batch; change one of the two"
     raise RecipeError(f"mesh fsdp={fsdp} tp={tp}: {'; '.join(problems)}. {remedy}")
 
 
-def make_mesh(fsdp: int, tp: int) -> jax.sharding.Mesh:
-    """The (fsdp, tp) mesh over all devices of all processes. Raises RecipeError when their number is not fsdp × tp."""
-    import jax
+def make_mesh(fsdp: int, tp: int, slices: int = 1) -> jax.sharding.Mesh:
+    """The (data, fsdp, tp) mesh over all devices of all processes, (fsdp, tp) within a slice.
 
-    if jax.device_count() != fsdp * tp:
-        raise RecipeError(f"mesh fsdp={fsdp} tp={tp} needs {fsdp * tp} devices; there are {jax.device_count()}. Change mesh or cluster")
-    return jax.make_mesh((fsdp, tp), ("fsdp", "tp"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    Raises RecipeError when their number is not slices × fsdp × tp.
+    """
+    import jax
+    import numpy as np
+    from jax.experimental import mesh_utils
+
+    devices = jax.devices()
+    if len(devices) != slices * fsdp * tp:
+        of_slices = f" on {slices} slices" if slices > 1 else ""
+        raise RecipeError(
+            f"mesh fsdp={fsdp} tp={tp}{of_slices} needs {slices * fsdp * tp} devices; there are {len(devices)}. Change mesh or cluster"
+        )
+    kinds = (jax.sharding.AxisType.Auto,) * 3
+    if slices == 1:
+        return jax.make_mesh((1, fsdp, tp), AXES, axis_types=kinds)
+    if getattr(devices[0], "slice_index", None) is not None:  # TPU slices, joined by the data center's network
+        placed = mesh_utils.create_hybrid_device_mesh((1, fsdp, tp), (slices, 1, 1), devices)
+    else:  # emulated: processes come slice by slice
+        ordered = sorted(devices, key=lambda device: (device.process_index, device.id))
+        placed = np.array(ordered).reshape(slices, fsdp, tp)
+    return jax.sharding.Mesh(placed, AXES, axis_types=kinds)
 
 
 def named_sharding(path: str, variable: Any, mesh: jax.sharding.Mesh) -> jax.sharding.NamedSharding:

@@ -32,7 +32,7 @@ def trained(tiny_gemma: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     prepare_text([f"module m{i};\nendmodule\n" for i in range(80)], tiny_gemma, 32, out / "data")
     settings = TrainConfig(steps=2, batch_size=8, learning_rate=5e-2, warmup_steps=0, checkpoint_every=2)
     lora, mesh = LoraConfig(rank=RANK, alpha=ALPHA), MeshConfig(fsdp=4, tp=2)
-    job = TrainJob(tiny_gemma, out / "data", out / "checkpoints", out / "metrics.jsonl", "float32", 32, mesh, settings, lora, "x")
+    job = TrainJob(tiny_gemma, out / "data", out, "float32", 32, mesh, settings, lora, {})
     train(job, lambda report: None)
     return out / "checkpoints"
 

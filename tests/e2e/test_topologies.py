@@ -51,7 +51,7 @@ def step(config: dict[str, Any]) -> dict[str, Any]:
 
         def loss(adapter: Any, rest: Any, batch: dict[str, Any]) -> Any:
             _, weights = targets_and_weights(batch["tokens"], batch["loss_mask"], batch["segments"])
-            return next_token_loss(nnx.merge(graph, adapter, rest), **batch) / weights.sum()
+            return next_token_loss(nnx.merge(graph, adapter, rest), **batch)[0] / weights.sum()
 
         value, gradients = jax.jit(jax.value_and_grad(loss))(lora, rest, placed)
         gathered = multihost_utils.process_allgather(gradients, tiled=True)

@@ -32,7 +32,13 @@ def documents(lengths: tuple[int, ...], row: int, rows: int = 1) -> dict[str, An
         positions[:, start : start + length], segments[:, start : start + length] = np.arange(length), number
         start += length
     tokens = random.integers(8, 1024, (rows, row)).astype(np.int32)
-    return {"tokens": tokens, "positions": positions, "segments": segments, "loss_mask": segments > 0}
+    return {
+        "tokens": tokens,
+        "positions": positions,
+        "segments": segments,
+        "loss_mask": segments > 0,
+        "scopes": np.zeros_like(tokens, np.int8),
+    }
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +77,7 @@ def test_an_example_has_the_loss_in_a_packed_row_that_it_has_in_one_of_its_own(m
         row = {key: np.stack([column] * 4) for key, column in padded(record, 256).items()}
         row["loss_mask"] &= row["segments"] == segment
         with make_mesh(4, 2), jax.default_matmul_precision("highest"):
-            return float(nnx.jit(lambda m, b: next_token_loss(m, **b))(model, row)) / 4
+            return float(nnx.jit(lambda m, b: next_token_loss(m, **b)[0])(model, row)) / 4
 
     for number, record in enumerate(alone, 1):
         assert loss(together, number) == pytest.approx(loss(record, 1), rel=1e-6)
@@ -124,7 +130,7 @@ def test_every_remat_policy_gives_the_same_gradients(tiny_gemma: Path) -> None:
         with make_mesh(4, 2) as mesh, jax.default_matmul_precision("highest"):
             model = build_model(tiny_gemma, mesh, "float32", LoraConfig(rank=4, alpha=8), remat=remat)
             graph, adapter, rest = nnx.split(model, nnx.LoRAParam, ...)
-            loss = jax.value_and_grad(lambda a, graph=graph, rest=rest: next_token_loss(nnx.merge(graph, a, rest), **batch))
+            loss = jax.value_and_grad(lambda a, graph=graph, rest=rest: next_token_loss(nnx.merge(graph, a, rest), **batch)[0])
             value, gradients = jax.jit(loss)(adapter)
             found[remat] = (float(value), [np.asarray(g) for g in jax.tree.leaves(gradients)])
     reference_value, reference = found["none"]

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from gemma_ray.data.prepare import prepare_text
+from gemma_ray.models.axes import AXES
 from gemma_ray.models.gemma4 import read_text_config
 from gemma_ray.planning.compile_step import abstract_step, device_bytes
 from gemma_ray.planning.job import CompileJob
@@ -50,7 +51,7 @@ def test_planned_bytes_are_live_within_a_tenth(tiny_gemma: Path, data: Path, tmp
 
 def predict_and_measure(fsdp: int, tp: int, model: Path, data: Path, out: Path) -> dict[str, Any]:
     """Bytes of device 0: planned, of the compiled step's arguments, and live at each report of a run of four steps."""
-    mesh = jax.sharding.Mesh(np.array(jax.devices()).reshape(fsdp, tp), ("fsdp", "tp"))
+    mesh = jax.sharding.Mesh(np.array(jax.devices()).reshape(1, fsdp, tp), AXES)
     text = read_text_config(model)
     job = CompileJob(text, "cpu", "", fsdp, tp, "float32", "lora", 8, 8.0, TARGETS, ROWS, 1, LENGTH, "none", "dot", clip=False)
     with mesh:
@@ -61,16 +62,15 @@ def predict_and_measure(fsdp: int, tp: int, model: Path, data: Path, out: Path) 
     run = TrainJob(
         model=model,
         data=data,
-        checkpoints=out / "checkpoints",
-        metrics=out / "metrics.jsonl",
+        out=out,
         dtype="float32",
         seq_len=LENGTH,
         mesh=MeshConfig(fsdp=fsdp, tp=tp),
         train=TrainConfig.model_validate({"steps": 4, "batch_size": ROWS, "warmup_steps": 1, "checkpoint_every": 100}),
         lora=LoraConfig(rank=8, alpha=8.0),
-        made_from="these inputs",
+        made_from={"data": "these inputs"},
     )
-    train(run, lambda _: live.append(live_bytes(jax.devices()[0])))
+    train(run, lambda report: live.append(live_bytes(jax.devices()[0])) if "step" in report else None)
     return {"predicted": predicted, "arguments": arguments, "live": live}
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from gemma_ray.errors import RecipeError
+from gemma_ray.models.axes import AXES
 from gemma_ray.models.gemma4 import OFFICIAL, text_config
 from gemma_ray.planning.sizes import (
     attention_flops_per_token,
@@ -131,7 +132,7 @@ def test_the_adapter_is_the_trainers(targets: tuple[str, ...]) -> None:
     from gemma_ray.training.build import abstract_model
     from gemma_ray.training.config import LoraConfig
 
-    mesh = jax.make_mesh((1, 1), ("fsdp", "tp"), axis_types=(jax.sharding.AxisType.Auto,) * 2, devices=jax.devices()[:1])
+    mesh = jax.make_mesh((1, 1, 1), AXES, axis_types=(jax.sharding.AxisType.Auto,) * 3, devices=jax.devices()[:1])
     text = text_config("gemma4-tiny")
     leaves = abstract_model(text, mesh, "float32", LoraConfig(rank=3, targets=targets)).adapter_leaves
     assert lora_parameters(text, 3, targets) == sum(math.prod(leaf.shape) for leaf in leaves.values())

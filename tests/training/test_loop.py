@@ -15,7 +15,7 @@ import pytest
 
 from gemma_ray.data.prepare import prepare_text
 from gemma_ray.errors import CheckpointError, RecipeError, StageError
-from gemma_ray.training.checkpoints import check_continuable, latest_step, read_checkpoint
+from gemma_ray.training.checkpoints import latest_step, read_checkpoint
 from gemma_ray.training.config import LoraConfig, MeshConfig, TrainConfig
 from gemma_ray.training.loop import Trainer, TrainJob, train
 from gemma_ray.training.metrics import MetricsFile, StepMetrics, read_metrics
@@ -44,14 +44,13 @@ def job(model: Path, data: Path, out: Path, steps: int, **settings: object) -> T
     return TrainJob(
         model=model,
         data=data,
-        checkpoints=out / "checkpoints",
-        metrics=out / "metrics.jsonl",
+        out=out,
         dtype="float32",
         seq_len=LENGTH,
         mesh=MeshConfig(fsdp=4, tp=2),
         train=config,
         lora=LoraConfig(rank=4, alpha=8),
-        made_from="these inputs",
+        made_from={"train.seed": 0},
     )
 
 
@@ -86,7 +85,7 @@ def test_a_resumed_run_is_the_uninterrupted_run_to_the_last_bit(tiny_gemma: Path
         pass
 
     def stop_after_4(report: dict[str, object]) -> None:
-        if report["step"] == 4:
+        if report.get("step") == 4:
             raise KilledError
 
     with pytest.raises(KilledError):
@@ -127,8 +126,8 @@ def test_a_finished_run_is_left_as_it_is(tiny_gemma: Path, data: Path, straight:
 
 
 def test_checkpoints_of_other_inputs_are_refused(tiny_gemma: Path, data: Path, straight: Path) -> None:
-    other = replace(job(tiny_gemma, data, straight, 8), made_from="other inputs")
-    with pytest.raises(CheckpointError, match="another recipe or other data"):
+    other = replace(job(tiny_gemma, data, straight, 8), made_from={"train.seed": 1})
+    with pytest.raises(CheckpointError, match=r"step 6 was trained otherwise: train\.seed was 0, is 1"):
         train(other, silent)
 
 
@@ -163,8 +162,8 @@ def test_no_checkpoint_is_an_error_that_says_what_to_run(tmp_path: Path, make: s
 
 
 def test_another_adapter_is_named_before_anything_is_restored(tiny_gemma: Path, data: Path, straight: Path) -> None:
-    other = replace(job(tiny_gemma, data, straight, 8), lora=LoraConfig(rank=5, alpha=8), made_from="rank 5")
-    with pytest.raises(CheckpointError, match="another recipe or other data"):
+    other = replace(job(tiny_gemma, data, straight, 8), lora=LoraConfig(rank=5, alpha=8), made_from={"lora.rank": 5})
+    with pytest.raises(CheckpointError, match=r"otherwise: lora\.rank was not set, is 5; train\.seed was 0, is not set"):
         train(other, silent)
 
 
@@ -173,35 +172,48 @@ def test_a_run_that_is_past_the_steps_is_not_called_done(tiny_gemma: Path, data:
         train(job(tiny_gemma, data, straight, 3), silent)
 
 
-def a_file(folder: Path) -> None:
-    shutil.rmtree(folder)
-    folder.write_text("")
+DAMAGES: dict[str, Callable[[Path], None]] = {  # to a folder of checkpoints 3 and 6
+    "an empty newer folder": lambda folder: (folder / "99").mkdir(),
+    "metadata cut short": lambda folder: (folder / "6" / "_CHECKPOINT_METADATA").write_text('{"custom'),
+    "other metadata": lambda folder: (folder / "6" / "_CHECKPOINT_METADATA").write_text("{}"),
+    "no optimizer": lambda folder: shutil.rmtree(folder / "6" / "optimizer_state"),
+    "no shapes": lambda folder: cut(folder / "6" / "model_params" / "_METADATA"),
+    "no array data": lambda folder: shutil.rmtree(folder / "6" / "optimizer_state" / "d"),
+    "half a manifest": lambda folder: cut(folder / "6" / "optimizer_state" / "manifest.ocdbt"),
+}
 
 
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (a_file, "a file where the folder"),
-        (lambda folder: (folder / "99").mkdir(), "99: cannot be read .*remove it to use an older one"),
-        (lambda folder: (folder / "6" / "_CHECKPOINT_METADATA").write_text('{"custom'), "6: cannot be read .*remove it"),
-        (lambda folder: (folder / "6" / "_CHECKPOINT_METADATA").write_text("{}"), "6: cannot be read .*remove it"),
-        (lambda folder: shutil.rmtree(folder / "6" / "optimizer_state"), "6: not a whole checkpoint .*remove it"),
-    ],
-)
-def test_a_damaged_checkpoint_is_named(straight: Path, tmp_path: Path, damage: Callable[[Path], None], message: str) -> None:
-    folder = tmp_path / "checkpoints"
-    shutil.copytree(straight / "checkpoints", folder)
-    damage(folder)
-    with pytest.raises(CheckpointError, match=message):
-        check_continuable(folder, "these inputs", 6)
-    with pytest.raises(CheckpointError, match=message):
-        read_checkpoint(folder)
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:60])
 
 
-@pytest.mark.parametrize("lost", ["model_params/_METADATA", "optimizer_state/d", "optimizer_state/manifest.ocdbt"])
-def test_what_the_restore_itself_finds_is_named_too(tiny_gemma: Path, data: Path, straight: Path, tmp_path: Path, lost: str) -> None:
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_it_is_used(
+    tiny_gemma: Path, data: Path, straight: Path, tmp_path: Path, damage: str
+) -> None:
     shutil.copytree(straight, tmp_path, dirs_exist_ok=True)
-    path = tmp_path / "checkpoints" / "6" / lost
-    shutil.rmtree(path) if path.is_dir() else path.write_bytes(path.read_bytes()[:60])
-    with pytest.raises(CheckpointError, match=r"6: cannot be read .*remove it to use an older one"):
+    DAMAGES[damage](tmp_path / "checkpoints")
+    damaged, resumed_from = (99, 6) if damage == "an empty newer folder" else (6, 3)
+    with pytest.raises(CheckpointError, match=rf"{damaged}: (cannot be read|not a whole checkpoint) .*remove it"):
+        read_checkpoint(tmp_path / "checkpoints")
+    notes: list[str] = []
+    result = train(job(tiny_gemma, data, tmp_path, 6), lambda report: notes.append(str(report.get("note"))))
+    assert result.resumed_from == resumed_from
+    assert any(f"checkpoint {damaged} cannot be read" in note and f"damaged-{damaged}" in note for note in notes)
+    assert (tmp_path / "checkpoints" / f"damaged-{damaged}").is_dir()
+    expected, found = read_checkpoint(straight / "checkpoints"), read_checkpoint(tmp_path / "checkpoints")
+    assert all(np.array_equal(expected.parameters[name], found.parameters[name]) for name in expected.parameters)
+
+
+def test_when_no_checkpoint_can_be_read_training_does_not_begin_anew(tiny_gemma: Path, data: Path, straight: Path, tmp_path: Path) -> None:
+    shutil.copytree(straight, tmp_path, dirs_exist_ok=True)
+    for step in (3, 6):
+        cut(tmp_path / "checkpoints" / str(step) / "optimizer_state" / "manifest.ocdbt")
+    with pytest.raises(CheckpointError, match="none of its checkpoints can be read; remove the folder to train anew"):
         train(job(tiny_gemma, data, tmp_path, 7), silent)
+
+
+def test_a_file_in_the_folder_s_place_is_named(tiny_gemma: Path, data: Path, tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").write_text("")
+    with pytest.raises(CheckpointError, match="a file where the folder"):
+        train(job(tiny_gemma, data, tmp_path, 6), silent)

@@ -37,21 +37,27 @@ def test_value_and_both_gradients_are_those_of_whole_logits(softcap: float | Non
     table = random.normal(size=(50, 8)).astype(np.float32)
     targets = random.integers(0, 50, (3, length)).astype(np.int32)
     weights = (random.random((3, length)) < 0.4).astype(np.float32)
+    scopes = random.integers(-1, 3, (3, length)).astype(np.int8)
     inputs = (hidden, table, targets, weights)
     with jax.default_matmul_precision("highest"):
         for arguments in ((0,), (1,), (0, 1)):
-            both: Any = jax.jit(jax.value_and_grad(lambda *a: 2.5 * summed_cross_entropy(*a, softcap), arguments))
+            both: Any = jax.jit(jax.value_and_grad(lambda *a: 2.5 * summed_cross_entropy(*a, scopes, softcap)[0], arguments))
             found = both(*inputs)
             expected = jax.value_and_grad(lambda h, t, y, w: 2.5 * plain(h, t, y, w, softcap), arguments)(*inputs)
             for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
                 np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5)
-        assert float(summed_cross_entropy(*inputs, softcap)) == pytest.approx(float(plain(*inputs, softcap)))
+        total, by_scope = summed_cross_entropy(*inputs, scopes, softcap)
+        assert float(total) == pytest.approx(float(plain(*inputs, softcap)))
+        for scope in range(3):
+            expected = plain(hidden, table, targets, (scopes >= scope).astype(np.float32), softcap)
+            assert float(by_scope[scope]) == pytest.approx(float(expected), rel=1e-5)
 
 
 def test_no_array_of_the_whole_batch_times_the_vocabulary_exists() -> None:
     batch, length, vocab = 2, 2048, 4096
     arguments = (jnp.zeros((batch, length, 8)), jnp.zeros((vocab, 8)), jnp.zeros((batch, length), jnp.int32), jnp.ones((batch, length)))
-    compiled = jax.jit(jax.grad(lambda *a: summed_cross_entropy(*a, 30.0))).lower(*arguments).compile()
+    scopes = jnp.zeros((batch, length), jnp.int8)
+    compiled = jax.jit(jax.grad(lambda *a: summed_cross_entropy(*a, scopes, 30.0)[0])).lower(*arguments).compile()
     memory: Any = compiled.memory_analysis()
     assert memory.temp_size_in_bytes < 4 * batch * length * vocab
 
@@ -74,7 +80,8 @@ def rows() -> dict[str, np.ndarray]:
     segments[:, 20:] = 0
     mask = (random.random(shape) < np.linspace(0.1, 0.9, 8)[:, None]) & (segments > 0)  # parts of the batch bear loss unequally
     positions = np.broadcast_to(np.arange(32, dtype=np.int32), shape)
-    return {"tokens": random.integers(8, 1024, shape).astype(np.int32), "loss_mask": mask, "positions": positions, "segments": segments}
+    tokens, scopes = random.integers(8, 1024, shape).astype(np.int32), random.integers(0, 3, shape).astype(np.int8)
+    return {"tokens": tokens, "loss_mask": mask, "scopes": scopes, "positions": positions, "segments": segments}
 
 
 def stepped(tiny_gemma: Path, rows: dict[str, np.ndarray], micro_batches: int, dtype: str = "float32") -> tuple[float, float, Any]:
