@@ -24,6 +24,9 @@ from raycluster.watch import Watch
 from raycluster.worker import run_program
 
 Program = Callable[[dict[str, Any]], Any]
+Build = Callable[[Program, dict[str, Any], Slice, Survey, Outlet, str, "str | Path"], Any]
+"""Makes the Ray trainer of an attempt from program, config, slice, hosts found, outlet, name and storage: a `controlled` one that runs
+`raycluster.worker.run_program`."""
 
 # Read by Ray Train in the driver. Its default is to change into a folder of its own, which breaks every relative path of a program. Its
 # watcher of preemptions waits out a grace period after the workers have saved; `raycluster.watch` looks at the same notices. The hosts are
@@ -40,14 +43,11 @@ LOCAL_ENVIRONMENT = {"RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2"}
 ABORT_S = 10.0
 
 
-def run_attempt(
-    program: Program, config: dict[str, Any], slice: Slice, found: Survey, outlet: Outlet, watch: Watch, name: str, storage: str | Path
-) -> Any:
-    """Run the program once in every process of the slice, on the hosts found; returns what process 0's call returned.
+def run_attempt(trainer: Any, slice: Slice, watch: Watch) -> Any:
+    """Run what `Build` made, under the watch; returns what process 0's call returned.
 
     Raises RemoteError, and KeyboardInterrupt on Ctrl-C after stopping the workers.
     """
-    trainer = _trainer(program, config, slice, found, outlet, name, storage)
     with environment(TRAIN_ENVIRONMENT | (LOCAL_ENVIRONMENT if slice.forces_host_devices else {})), watch.over(trainer.stop):
         return _fit(trainer)
 
@@ -63,20 +63,24 @@ def worker_environment(slice: Slice) -> dict[str, str]:
     }
 
 
-def _trainer(program: Program, config: dict[str, Any], slice: Slice, found: Survey, outlet: Outlet, name: str, storage: str | Path) -> Any:
+def jax_trainer(
+    program: Program, config: dict[str, Any], slice: Slice, found: Survey, outlet: Outlet, name: str, storage: str | Path
+) -> Any:
+    """JaxTrainer, or its equal for `cpu`."""
     from ray.train import FailureConfig, RunConfig, ScalingConfig
     from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
     from ray.train.v2.jax import JaxTrainer
 
     from raycluster.cpu_backend import CpuJaxConfig
 
+    pinned: Any = [_Pinned(slice, found)] if slice.topology else None  # Ray takes its internal kind here too, and declares the public one
     run = RunConfig(
         name=name,
         storage_path=str(storage if "://" in str(storage) else Path(storage).expanduser().absolute()),
         worker_runtime_env={"env_vars": worker_environment(slice)},
         # Without limits Ray tries for ever to start workers that cannot start, and to replace hosts that were taken away.
         failure_config=FailureConfig(max_failures=0, controller_failure_limit=1, max_preemption_failures=0),
-        callbacks=[_Pinned(slice, found)] if slice.topology else None,
+        callbacks=pinned,
     )
     one_emulated_host = slice.forces_host_devices and slice.hosts == 1
     call = {"program": program, "config": config, "outlet": outlet, "one_emulated_host": one_emulated_host}
@@ -92,9 +96,8 @@ def _trainer(program: Program, config: dict[str, Any], slice: Slice, found: Surv
     )
     arguments: dict[str, Any] = {"train_loop_config": call, "scaling_config": scaling, "run_config": run}
     if slice.resource == "CPU":
-        kind = type("CpuTrainer", (_Interruptible, DataParallelTrainer), {})
-        return kind(run_program, backend_config=CpuJaxConfig(), **arguments)
-    return type("SliceTrainer", (_Interruptible, JaxTrainer), {})(run_program, **arguments)
+        return controlled(DataParallelTrainer)(run_program, backend_config=CpuJaxConfig(), **arguments)
+    return controlled(JaxTrainer)(run_program, **arguments)
 
 
 def _fit(trainer: Any) -> Any:
@@ -155,6 +158,11 @@ class _Pinned(WorkerGroupCallback):
             yield
         finally:
             module.SlicePlacementGroup = original
+
+
+def controlled(kind: type) -> Any:
+    """A kind of Ray trainer that Ctrl-C and the watch can stop."""
+    return type(f"Controlled{kind.__name__}", (_Interruptible, kind), {})
 
 
 class _Interruptible:

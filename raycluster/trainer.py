@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from raycluster.attempt import Program, run_attempt
+from raycluster.attempt import Build, Program, jax_trainer, run_attempt
 from raycluster.availability import first_free, reserved, wait_for_slice
 from raycluster.errors import ClusterError, RemoteError, WorkerError
 from raycluster.reports import delivery, send_report
@@ -47,6 +47,7 @@ def run_spmd(
     on_event: Callable[[str], None] | None = None,
     smaller: Sequence[Slice] = (),
     limits: Limits | None = None,
+    build: Build = jax_trainer,
 ) -> Any:
     """Run `worker_fn(config)` in one JAX process on each host of the slice, and return what process 0's call returned.
 
@@ -58,7 +59,8 @@ def run_spmd(
     A worker that dies, hangs (`limits`), or raises something that has no `exit_code`, is restarted with all others up to `max_failures`
     times, on whatever slice or spare is free by then; only once when Ray kills it for want of memory, or it dies before its first report,
     for it would do so again. `smaller` are the slices that it may go on with where none like the first is free in time, in order; `config`
-    may be a function of the slice used. `on_event` gets a line for each restart (a log message without it).
+    may be a function of the slice used. `on_event` gets a line for each restart (a log message without it). `build` makes the Ray trainer:
+    another framework's program is run by giving its own.
 
     Preemption: on SIGTERM to a worker, to this process, or when Ray drains a host, JAX's `reached_preemption_sync_point` becomes True in
     `worker_fn`, which saves and then raises an exception whose `preempted` is True, once all processes have saved. That is a restart that
@@ -77,7 +79,8 @@ def run_spmd(
             settings = config(used) if callable(config) else config
             try:
                 with sigterm.noted(), reserved(used, found):
-                    return run_attempt(worker_fn, settings, used, found, outlet, watch, name, storage)
+                    trainer = build(worker_fn, settings, used, found, outlet, name, storage)
+                    return run_attempt(trainer, used, watch)
             except RemoteError as failure:
                 why = failures.count(failure, driver.reports)
             except ClusterError as e:

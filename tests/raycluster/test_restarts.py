@@ -30,8 +30,8 @@ def attempts(monkeypatch):
         def delivery(_):
             yield driver
 
-        def run_attempt(program, config, slice, *_):
-            made.append((slice.slices, config))
+        def run_attempt(trainer, slice, watch):
+            made.append((slice.slices, trainer))
             for step in range(reports):
                 driver.count({"step": step})
             end = remaining.pop(0) if len(remaining) > 1 else remaining[0]
@@ -59,6 +59,7 @@ def attempts(monkeypatch):
                 on_report=on_report,
                 on_event=events.append,
                 smaller=smaller,
+                build=lambda program, config, *_: config,
             )
         except (WorkerError, ClusterError, SystemExit) as e:
             result = e

@@ -3,6 +3,7 @@
 The tests stand in an order: the last ones lose slices for good.
 """
 
+import importlib
 import os
 import signal
 import time
@@ -183,13 +184,10 @@ def test_a_slice_that_is_drained_is_saved_and_left_for_a_spare(tmp_path):
 
 def drain_node(node):
     """What an autoscaler does before it takes a node away."""
-    from ray._raylet import GcsClient
-    from ray.core.generated import autoscaler_pb2
-
-    reason = autoscaler_pb2.DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
-    accepted, why = GcsClient(address=ray.get_runtime_context().gcs_address).drain_node(
-        node, reason, "preempted", int((time.time() + 600) * 1000)
-    )
+    raylet, messages = (importlib.import_module(f"ray.{name}") for name in ("_raylet", "core.generated.autoscaler_pb2"))
+    reason = messages.DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
+    deadline_ms = int((time.time() + 600) * 1000)
+    accepted, why = raylet.GcsClient(address=ray.get_runtime_context().gcs_address).drain_node(node, reason, "preempted", deadline_ms)
     assert accepted, why
 
 
