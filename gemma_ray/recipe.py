@@ -76,7 +76,25 @@ class ClusterConfig(Section):
     devices_per_host: int | None = Field(
         default=None, ge=1, description="chips of a host that are used; null = the accelerator's own number"
     )
+    slices: int = Field(
+        default=1, ge=1, le=1024, description="TPU slices of that topology; the mesh covers one, the others hold copies of it"
+    )
     emulate: bool = Field(default=False, description="bring the slice up on this machine's CPU, and take it down again")
+    spare_slices: int = Field(default=0, ge=0, le=64, description="emulated: further slices (hosts, off TPU) to move to when one is lost")
+    min_slices: int | None = Field(
+        default=None, ge=1, description="TPU: after a loss, training goes on with no fewer slices; null = with all of them only"
+    )
+    min_hosts: int | None = Field(
+        default=None, ge=1, description="the same for hosts, where there is no topology; `mesh.fsdp` shrinks with them"
+    )
+    wait_s: float = Field(default=60.0, ge=0, description="after a loss, how long a slice or spare is waited for")
+    start_s: float | None = Field(
+        default=3600.0, gt=0, description="training that has not reported its first step by then is started again; null = no limit"
+    )
+    stall_s: float | None = Field(
+        default=1800.0, gt=0, description="training that has not reported for so long is started again; null = no limit"
+    )
+    save_s: float = Field(default=120.0, ge=0, description="how long workers have to save on SIGTERM or a preemption notice")
     address: str | None = Field(default=None, description="a running Ray cluster; null = the one this process is in, or an emulated one")
 
 

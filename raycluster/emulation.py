@@ -1,7 +1,8 @@
 """A slice of any accelerator on this machine: a Ray cluster of its own whose nodes look like the slice's hosts.
 
     head            CPUs for the controller, Serve replicas and Data tasks
-    host 0 .. n-1   one Ray node each, with the resources, labels and environment that a real host of the slice would have
+    host 0 .. n-1   one Ray node each, with the resources, labels and environment that a real host of its slice would have
+    spares          further slices of the same kind, or hosts, that a run moves to when it loses one
 
 Ray's scheduler, its slice reservation and JaxTrainer take the same path as on hardware; only the chips are XLA CPU devices. The
 environment matters as much as the labels: Ray reads the slice's name on a host from `TPU_NAME`, not from the node's label, and refuses the
@@ -50,6 +51,7 @@ END_S = 10.0
 def emulated_cluster(
     slice: Slice,
     *,
+    spares: int = 0,
     head_cpus: int = 8,
     host_cpus: int = 2,
     object_store_bytes: int = 384 << 20,
@@ -59,7 +61,7 @@ def emulated_cluster(
     """Bring the slice up on this machine, connect this process to it, and yield the cluster's address; take it all down at the end.
 
     CPUs are what Ray may schedule, not what the machine has. A slice of accelerator `cpu` gets no node but the head, and there one CPU
-    more for each of its processes. `object_store_bytes` is the head's object store. `log_to_driver` shows what workers print.
+    more for each of its processes and spares. `object_store_bytes` is the head's object store. `log_to_driver` shows what workers print.
 
     Call it in the main thread: the kernel ties Ray's daemons to the thread that starts them.
 
@@ -71,7 +73,8 @@ def emulated_cluster(
         raise ClusterError("an emulated cluster starts in the main thread only")
     if ray.is_initialized():
         raise ClusterError("this process is already connected to a Ray cluster. Leave it (ray.shutdown()) before emulating another")
-    nodes = 0 if slice.resource == "CPU" else slice.hosts
+    hosts = slice.hosts + spares * (slice.hosts_per_slice if slice.topology else 1)
+    nodes = 0 if slice.resource == "CPU" else hosts
     _check_memory(HEAD_BYTES + object_store_bytes + nodes * (NODE_BYTES + HOST_OBJECT_STORE_BYTES))
     _remove_abandoned()
     with _locked_folder() as folder, quiet_ray(), _sigterm_kept() as keep_sigterm:
@@ -79,7 +82,7 @@ def emulated_cluster(
         try:
             with _ray_folder(folder):
                 guard = _guard(folder)
-                cluster = _start_head(slice, head_cpus, object_store_bytes, dashboard, log_to_driver)
+                cluster = _start_head(head_cpus + hosts - nodes, object_store_bytes, dashboard, log_to_driver)
                 _add_hosts(cluster, slice, nodes, host_cpus)
                 ray.init(address=cluster.address, log_to_driver=log_to_driver, logging_level=logging.WARNING)
             keep_sigterm()
@@ -96,36 +99,37 @@ def emulated_cluster(
 
 
 def host_node(slice: Slice, host: int) -> dict[str, Any]:
-    """What makes a Ray node look like host number `host` of the slice: arguments of `ray.cluster_utils.Cluster.add_node`."""
+    """What makes a Ray node look like host number `host`, counted over all slices: arguments of `ray.cluster_utils.Cluster.add_node`."""
     resources: dict[str, float] = {f"accelerator_type:{slice.accelerator_type}": 1}
     labels = {"ray.io/accelerator-type": str(slice.accelerator_type)}
     if slice.resource == "GPU":
         return {"num_gpus": slice.devices_per_host, "resources": resources, "labels": labels}
+    number, worker = divmod(host, slice.hosts_per_slice)
+    name = f"{SLICE_NAME}-{number}" if number else SLICE_NAME
     resources["TPU"] = slice.devices_per_host
-    if host == 0:
+    if worker == 0:
         resources[f"TPU-{slice.pod_type}-head"] = 1
     labels |= {
-        "ray.io/tpu-slice-name": SLICE_NAME,
-        "ray.io/tpu-worker-id": str(host),
+        "ray.io/tpu-slice-name": name,
+        "ray.io/tpu-worker-id": str(worker),
         "ray.io/tpu-topology": str(slice.topology),
         "ray.io/tpu-pod-type": str(slice.pod_type),
     }
     environment = {
-        "TPU_NAME": SLICE_NAME,
-        "TPU_WORKER_ID": str(host),
+        "TPU_NAME": name,
+        "TPU_WORKER_ID": str(worker),
         "TPU_ACCELERATOR_TYPE": str(slice.pod_type),
         "TPU_TOPOLOGY": str(slice.topology),
-        "TPU_WORKER_HOSTNAMES": ",".join(["127.0.0.1"] * slice.hosts),
+        "TPU_WORKER_HOSTNAMES": ",".join(["127.0.0.1"] * slice.hosts_per_slice),
     }
     return {"resources": resources, "labels": labels, "env_vars": environment}
 
 
-def _start_head(slice: Slice, cpus: int, object_store_bytes: int, dashboard: bool, log_to_driver: bool) -> Any:
+def _start_head(cpus: int, object_store_bytes: int, dashboard: bool, log_to_driver: bool) -> Any:
     from ray.cluster_utils import Cluster
 
-    own = slice.hosts if slice.resource == "CPU" else 0
     arguments = {
-        "num_cpus": cpus + own,
+        "num_cpus": cpus,
         "object_store_memory": object_store_bytes,
         "include_dashboard": dashboard,
         "include_log_monitor": log_to_driver,  # it only forwards workers' output to the driver

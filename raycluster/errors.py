@@ -2,7 +2,8 @@
 
 Ray wraps what a worker raised in several layers of its own, with a traceback for each. Here the worker turns its exception into a
 `RemoteError` (plain strings and a number, so it always pickles), and the driver turns that into a `WorkerError` whose message is the
-worker's own. An exception with an `exit_code` attribute was raised on purpose: it keeps that code, and nothing is retried.
+worker's own. An exception with an `exit_code` attribute was raised on purpose: it keeps that code, and nothing is retried. One whose
+attribute `preempted` is True says that the work was saved because its machine, or the driver, is to go: it goes on elsewhere.
 """
 
 from __future__ import annotations
@@ -31,23 +32,24 @@ class WorkerError(Exception):
 class RemoteError(Exception):
     """What a worker raised, in a form that crosses processes whatever the original was made of."""
 
-    def __init__(self, kind: str, message: str, exit_code: int | None, traceback: str) -> None:
-        super().__init__(kind, message, exit_code, traceback)
+    def __init__(self, kind: str, message: str, exit_code: int | None, traceback: str, preempted: bool = False) -> None:
+        super().__init__(kind, message, exit_code, traceback, preempted)
         self.kind = kind
         self.message = message
         self.exit_code = exit_code
         self.traceback = traceback
+        self.preempted = preempted
 
     @classmethod
     def of(cls, error: BaseException) -> RemoteError:
         """Describe an exception; call it in the worker."""
-        code = getattr(error, "exit_code", None)
-        return cls(type(error).__name__, str(error), code if isinstance(code, int) else None, traceback.format_exc())
+        code, preempted = getattr(error, "exit_code", None), getattr(error, "preempted", False) is True
+        return cls(type(error).__name__, str(error), code if isinstance(code, int) else None, traceback.format_exc(), preempted)
 
     @property
     def deliberate(self) -> bool:
         """Whether the worker raised it on purpose, so that trying again cannot help."""
-        return self.exit_code is not None
+        return self.exit_code is not None and not self.preempted
 
     @property
     def died(self) -> bool:

@@ -1,6 +1,7 @@
-"""Progress from the workers to the driver while they run.
+"""Progress from the workers to the driver while they run, and one word back: stop.
 
     worker: send_report(dict)  ->  mailbox (a Ray actor beside the driver)  ->  driver thread  ->  on_report(dict)
+    process 0: stop_asked()?   <-  mailbox                                  <-  Delivery.ask_to_stop()
 
 A worker never waits: it hands the dictionary to Ray and goes on. Before its function returns it waits once, for the last report to have
 arrived, so none is lost. The driver's thread asks for new ones a few times a second. Those of one worker stay in order.
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -19,6 +21,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 POLL_S = 0.2
 FLUSH_S = 10.0
+STARTED: dict[str, Any] = {"started": None}
+"""What process 0 sends before it calls its function."""
 
 
 class _Mailbox:
@@ -26,6 +30,7 @@ class _Mailbox:
 
     def __init__(self) -> None:
         self._reports: list[dict[str, Any]] = []
+        self._stopped = -1
 
     def put(self, report: dict[str, Any]) -> None:
         self._reports.append(report)
@@ -34,16 +39,27 @@ class _Mailbox:
         reports, self._reports = self._reports, []
         return reports
 
+    def stop(self, attempt: int) -> None:
+        self._stopped = attempt
+
+    def is_stopped(self, attempt: int) -> bool:
+        return self._stopped == attempt
+
 
 class Outlet:
-    """The worker's end; it travels to the workers inside the training configuration."""
+    """The worker's end; it travels to the workers of one attempt inside the training configuration."""
 
-    def __init__(self, mailbox: Any) -> None:
+    def __init__(self, mailbox: Any, attempt: int = 0) -> None:
         self._mailbox = mailbox
+        self._attempt = attempt
         self._last: Any = None
 
     def send(self, report: dict[str, Any]) -> None:
         self._last = self._mailbox.put.remote(report)
+
+    def stop_asked(self) -> bool:
+        """Whether the driver wants this attempt to save and end. Raises RayError when the driver has gone."""
+        return ray.get(self._mailbox.is_stopped.remote(self._attempt))
 
     def flush(self) -> None:
         """Wait until the last report has arrived; a mailbox that is gone is the driver's end, not the worker's failure."""
@@ -70,20 +86,45 @@ def send_report(report: dict[str, Any]) -> None:
         _outlet.send(report)
 
 
+class Delivery:
+    """The driver's end: an outlet for each attempt, and what has come of it."""
+
+    def __init__(self, mailbox: Any) -> None:
+        self._mailbox = mailbox
+        self.attempt = 0
+        self.started = False
+        self.reports = 0
+        self.begun_s = self.last_s = time.monotonic()
+
+    def next_attempt(self) -> Outlet:
+        """Count from zero again; returns the outlet to give to the workers."""
+        self.attempt += 1
+        self.started, self.reports, self.begun_s = False, 0, time.monotonic()
+        self.last_s = self.begun_s
+        return Outlet(self._mailbox, self.attempt)
+
+    def ask_to_stop(self) -> None:
+        """Tell the workers of this attempt to save and end."""
+        self._mailbox.stop.remote(self.attempt)
+
+    def count(self, report: dict[str, Any]) -> bool:
+        """Note that something came; returns whether it is a report of the program, and not the sign that it has started."""
+        self.started, self.last_s = True, time.monotonic()
+        self.reports += report != STARTED
+        return report != STARTED
+
+
 @contextlib.contextmanager
-def delivery(on_report: Callable[[dict[str, Any]], None] | None) -> Iterator[Outlet | None]:
-    """Deliver reports to `on_report`, in a thread of its own, for the block; yield the outlet to give to the workers.
+def delivery(on_report: Callable[[dict[str, Any]], None] | None) -> Iterator[Delivery]:
+    """Deliver reports to `on_report`, in a thread of its own, for the block.
 
     The block's end delivers what is still on the way. An exception of `on_report` stops the delivery and is raised at the end of a block
     that did not fail otherwise.
     """
-    if on_report is None:
-        yield None
-        return
     here = ray.get_runtime_context().get_node_id()
     placement = NodeAffinitySchedulingStrategy(here, soft=False)
     mailbox: Any = ray.remote(_Mailbox).options(num_cpus=0, scheduling_strategy=placement).remote()
-    stop, failures = threading.Event(), list[BaseException]()
+    stop, failures, driver = threading.Event(), list[BaseException](), Delivery(mailbox)
 
     def deliver() -> None:
         try:
@@ -91,7 +132,8 @@ def delivery(on_report: Callable[[dict[str, Any]], None] | None) -> Iterator[Out
             while not over:
                 over = stop.wait(POLL_S)  # what arrived before the end is taken once more after it
                 for report in ray.get(mailbox.take.remote()):
-                    on_report(report)
+                    if driver.count(report) and on_report is not None:
+                        on_report(report)
         except RayError:  # the cluster went away under us: the run's own error says so
             return
         except Exception as e:
@@ -100,7 +142,7 @@ def delivery(on_report: Callable[[dict[str, Any]], None] | None) -> Iterator[Out
     thread = threading.Thread(target=deliver, name="reports", daemon=True)
     thread.start()
     try:
-        yield Outlet(mailbox)
+        yield driver
     finally:
         stop.set()
         thread.join(timeout=FLUSH_S)

@@ -5,6 +5,9 @@
 
 The rules are those of Ray 2.60 (`ray.util.tpu`, `ray._private.accelerators.tpu`), restated because a recipe is checked before Ray is
 imported; `tests/raycluster/test_slices.py` holds them against Ray's own. One JAX process runs on each host.
+
+Several slices of one kind make one program (multi-slice): the chips of a slice are joined by its own network (ICI), the slices by the data
+centre's (DCN). A mesh covers one slice, and the others hold copies of it.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from __future__ import annotations
 import difflib
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from raycluster.errors import ClusterError
 
@@ -85,18 +88,27 @@ ACCELERATORS: dict[str, Accelerator] = {
 
 @dataclass(frozen=True)
 class Slice:
-    """The hosts and devices that a run uses. Build it with `resolve`."""
+    """The hosts and devices that a run uses; `hosts` counts those of all its slices. Build it with `resolve`."""
 
     accelerator: Accelerator
     topology: str | None
     hosts: int
     devices_per_host: int
     emulate: bool = False
+    slices: int = 1
 
     @property
     def devices(self) -> int:
         """Devices in all: what `jax.device_count()` says in the workers."""
         return self.hosts * self.devices_per_host
+
+    @property
+    def hosts_per_slice(self) -> int:
+        return self.hosts // self.slices
+
+    @property
+    def devices_per_slice(self) -> int:
+        return self.devices // self.slices
 
     @property
     def resource(self) -> str:
@@ -129,19 +141,28 @@ class Slice:
         return self.emulate or self.resource == "CPU"
 
     def describe(self) -> str:
-        """The slice in a few words: `v5p 2x2x2, 2 hosts x 4 TPU, emulated`."""
+        """The slice in a few words: `v5p 2x2x2, 2 hosts x 4 TPU, emulated`, or `2 slices of v5p 2x2x2, 4 hosts x 4 TPU`."""
+        several = f"{self.slices} slices of " if self.slices > 1 else ""
         hosts = f"{self.hosts} host{'s' if self.hosts > 1 else ''} x {self.devices_per_host} {self.resource}"
-        return f"{self.accelerator.name} {self.topology + ', ' if self.topology else ''}{hosts}{', emulated' if self.emulate else ''}"
+        return (
+            f"{several}{self.accelerator.name} {self.topology + ', ' if self.topology else ''}{hosts}{', emulated' if self.emulate else ''}"
+        )
 
 
 def resolve(
-    accelerator: str, topology: str | None = None, hosts: int = 1, devices_per_host: int | None = None, emulate: bool = False
+    accelerator: str,
+    topology: str | None = None,
+    hosts: int = 1,
+    devices_per_host: int | None = None,
+    emulate: bool = False,
+    slices: int = 1,
 ) -> Slice:
-    """The slice that these five values describe.
+    """The slice that these values describe.
 
-    TPU: `topology` says everything, `hosts` may be left at 1. An emulated slice may be cut into other hosts with `devices_per_host` (v5p
-    2x2x1 as 2 hosts x 2 devices, which no real slice is). GPU: `hosts` nodes with `devices_per_host` GPUs each. cpu: `hosts` processes
-    with `devices_per_host` XLA CPU devices each (default 1). Emulation runs any of them on CPU processes that Ray sees as such hosts.
+    TPU: `topology` says everything, `hosts` may be left at 1; `slices` of that topology make one multi-slice. An emulated slice may be
+    cut into other hosts with `devices_per_host` (v5p 2x2x1 as 2 hosts x 2 devices, which no real slice is). GPU: `hosts` nodes with
+    `devices_per_host` GPUs each. cpu: `hosts` processes with `devices_per_host` XLA CPU devices each (default 1). Emulation runs any of
+    them on CPU processes that Ray sees as such hosts.
 
     Raises ClusterError naming the value and what is valid.
     """
@@ -152,8 +173,12 @@ def resolve(
         raise ClusterError(f"unknown accelerator '{accelerator}'.{hint} Known: {', '.join(ACCELERATORS)}")
     if hosts < 1 or (devices_per_host is not None and devices_per_host < 1):
         raise ClusterError(f"hosts = {hosts}, devices_per_host = {devices_per_host}: both must be at least 1")
+    if slices < 1 or (slices > 1 and not row.is_tpu):
+        remedy = "must be at least 1" if slices < 1 else f"{row.name} is not made of slices. Leave it out, and use more hosts"
+        raise ClusterError(f"slices = {slices}: {remedy}")
     if row.is_tpu:
-        return _resolve_tpu(row, topology, hosts, devices_per_host, emulate)
+        one = _resolve_tpu(row, topology, hosts, devices_per_host, emulate)
+        return replace(one, hosts=one.hosts * slices, slices=slices)
     if topology is not None:
         raise ClusterError(f"topology '{topology}': {row.name} has none. Remove it, and give hosts and devices_per_host")
     devices = devices_per_host or row.chips_per_host
@@ -191,10 +216,26 @@ def count_chips(topology: str) -> int:
     return math.prod(int(side) for side in topology.split("x"))
 
 
+def fallbacks(slice: Slice, least: int | None) -> list[Slice]:
+    """What a run may go on with when it loses hosts, the largest first: fewer slices of a TPU, fewer hosts of another accelerator.
+
+    `least` is the smallest number of either; None allows nothing smaller. Raises ClusterError when it is more than the slice has.
+    """
+    has, unit = (slice.slices, "slices") if slice.topology else (slice.hosts, "hosts")
+    if least is None:
+        return []
+    if not 1 <= least <= has:
+        raise ClusterError(f"min_{unit} = {least}: {slice.describe()} has {has} {unit}. Choose from 1 to {has}")
+    if slice.topology:
+        return [replace(slice, slices=n, hosts=n * slice.hosts_per_slice) for n in range(has - 1, least - 1, -1)]
+    return [replace(slice, hosts=n) for n in range(has - 1, least - 1, -1)]
+
+
 def check_mesh(slice: Slice, fsdp: int, tp: int) -> None:
-    """Raise ClusterError unless a (fsdp, tp) mesh uses each device of the slice exactly once."""
-    if fsdp * tp == slice.devices:
+    """Raise ClusterError unless a (fsdp, tp) mesh uses each device of one slice exactly once; further slices hold copies of it."""
+    devices = slice.devices_per_slice
+    if fsdp * tp == devices:
         return
-    fits = ", ".join(f"{slice.devices // n}x{n}" for n in range(1, slice.devices + 1) if slice.devices % n == 0)
-    has = f"{slice.describe()} has {slice.devices}"
+    fits = ", ".join(f"{devices // n}x{n}" for n in range(1, devices + 1) if devices % n == 0)
+    has = f"{slice.describe()} has {devices}{' in a slice, which is what a mesh covers' if slice.slices > 1 else ''}"
     raise ClusterError(f"mesh fsdp={fsdp} x tp={tp} needs {fsdp * tp} devices, and {has}. Meshes (fsdp x tp) that fit: {fits}")

@@ -5,12 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from gemma_ray.models.gemma4 import read_text_config
 from gemma_ray.recipe import Recipe
 from gemma_ray.training.checkpoints import latest_step
-from gemma_ray.training.config import TrainConfig
+from gemma_ray.training.config import MeshConfig, TrainConfig
+from gemma_ray.training.sharding import mesh_problems
 from raycluster.slices import Slice
-from raycluster.trainer import run_spmd, send_report
+from raycluster.trainer import Limits, run_spmd, send_report
 from workloads.progress import Progress
+from workloads.stage import smaller_slices
 
 RESTARTS = 3
 
@@ -28,17 +31,23 @@ def train_on(
     name: str,
 ) -> dict[str, Any]:
     """Train on the slice into `out`, from the newest checkpoint there; returns TrainResult's fields."""
-    job = {
+    common = {
         "model": model.absolute(),
         "data": data.absolute(),
         "out": out.absolute(),
         "dtype": recipe.model.dtype,
         "seq_len": seq_len,
-        "mesh": recipe.mesh,
         "train": settings,
         "lora": recipe.lora,
         "made_from": made_from,
     }
+
+    def job_on(used: Slice) -> dict[str, Any]:
+        done = latest_step(out / "checkpoints")
+        if done:
+            progress.note(f"   continuing from step {done} ({out / 'checkpoints'})")
+        progress.note(f"   starting {used.hosts} JAX process(es) × {used.devices_per_host} device(s)")
+        return {**common, "mesh": mesh_on(used, recipe.mesh), "slices": used.slices}
 
     def show(report: dict[str, Any]) -> None:
         if "note" in report:
@@ -48,11 +57,31 @@ def train_on(
         note = f"loss {report['loss']:.3f}  {report['tokens_per_s']:,.0f} tokens/s{mfu}"
         progress.update(report["step"], report["steps"], "steps", note)
 
-    done = latest_step(out / "checkpoints")
-    if done:
-        progress.note(f"   continuing from step {done} ({out / 'checkpoints'})")
-    progress.note(f"   starting {hardware.hosts} JAX process(es) × {hardware.devices_per_host} device(s)")
-    return run_spmd(train_worker, job, hardware, name=name, storage=out / ".ray", max_failures=RESTARTS, on_report=show)
+    c = recipe.cluster
+    return run_spmd(
+        train_worker,
+        job_on,
+        hardware,
+        name=name,
+        storage=out / ".ray",
+        max_failures=RESTARTS,
+        on_report=show,
+        on_event=lambda line: progress.note(f"   {line}"),
+        smaller=[used for used in smaller_slices(recipe, hardware) if fits(used, recipe.mesh, model, settings.micro_batch_size)],
+        limits=Limits(wait_s=c.wait_s, start_s=c.start_s, stall_s=c.stall_s, save_s=c.save_s),
+    )
+
+
+def mesh_on(used: Slice, mesh: MeshConfig) -> MeshConfig:
+    """The mesh on what is left of the hardware: a lost slice takes its own copy of it along, lost hosts make `fsdp` shorter."""
+    return mesh if used.topology else MeshConfig(fsdp=max(1, used.devices // mesh.tp), tp=mesh.tp)
+
+
+def fits(used: Slice, mesh: MeshConfig, model: Path, rows: int) -> bool:
+    """Whether `mesh_on` covers the hardware, and divides the model and a micro-batch of so many rows."""
+    left = mesh_on(used, mesh)
+    covers = left.fsdp * left.tp == used.devices_per_slice
+    return covers and not mesh_problems(read_text_config(model), rows, left.fsdp, left.tp, used.slices)
 
 
 def train_worker(job: dict[str, Any]) -> dict[str, Any]:

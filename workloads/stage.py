@@ -23,7 +23,7 @@ from gemma_ray.models.gemma4 import read_text_config, text_config
 from gemma_ray.recipe import Recipe, load_recipe
 from gemma_ray.training.sharding import check_mesh as check_model_mesh
 from raycluster.session import connect
-from raycluster.slices import Slice, check_mesh, resolve
+from raycluster.slices import Slice, check_mesh, fallbacks, resolve
 from workloads.progress import Progress
 
 BUILT_IN = "built-in:"
@@ -38,15 +38,30 @@ def run_paths(recipe: Recipe) -> RunPaths:
 def slice_of(recipe: Recipe) -> Slice:
     """The hardware that a recipe names. Raises ClusterError when there is no such accelerator or topology."""
     c = recipe.cluster
-    return resolve(c.accelerator, c.topology, hosts=c.hosts, devices_per_host=c.devices_per_host, emulate=c.emulate)
+    return resolve(c.accelerator, c.topology, c.hosts, c.devices_per_host, c.emulate, c.slices)
+
+
+def smaller_slices(recipe: Recipe, hardware: Slice) -> list[Slice]:
+    """What training may go on with after a loss, the largest first.
+
+    Raises RecipeError for the key of the other kind of hardware, ClusterError for one that asks for more than there is.
+    """
+    c = recipe.cluster
+    if hardware.topology and c.min_hosts is not None:
+        raise RecipeError(f"cluster.min_hosts = {c.min_hosts}: a TPU slice is lost whole. Use cluster.min_slices, or remove it")
+    if not hardware.topology and c.min_slices is not None:
+        raise RecipeError(f"cluster.min_slices = {c.min_slices}: {c.accelerator} has no slices. Use cluster.min_hosts, or remove it")
+    return fallbacks(hardware, c.min_slices if hardware.topology else c.min_hosts)
 
 
 def preflight(recipe: Recipe) -> None:
     """Refuse, before anything starts, hardware that does not exist and a mesh that does not divide it, the model or the batch."""
-    check_mesh(slice_of(recipe), recipe.mesh.fsdp, recipe.mesh.tp)
+    hardware = slice_of(recipe)
+    check_mesh(hardware, recipe.mesh.fsdp, recipe.mesh.tp)
+    smaller_slices(recipe, hardware)
     source = recipe.model.source
     text = text_config(source.removeprefix(BUILT_IN)) if source.startswith(BUILT_IN) else read_text_config(Path(source).expanduser())
-    check_model_mesh(text, recipe.train.micro_batch_size, recipe.mesh.fsdp, recipe.mesh.tp)
+    check_model_mesh(text, recipe.train.micro_batch_size, recipe.mesh.fsdp, recipe.mesh.tp, hardware.slices)
 
 
 @contextmanager
@@ -54,7 +69,7 @@ def cluster(recipe: Recipe) -> Iterator[Slice]:
     """The recipe's slice with Ray connected to it; stages inside one another share the connection (`connect` sees to that)."""
     hardware = slice_of(recipe)
     check_folders(recipe)
-    with connect(hardware, recipe.cluster.address):
+    with connect(hardware, recipe.cluster.address, spares=recipe.cluster.spare_slices):
         yield hardware
 
 

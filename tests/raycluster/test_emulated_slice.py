@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from raycluster.availability import wait_for_slice
 from raycluster.emulation import emulated_cluster
 from raycluster.errors import ClusterError, WorkerError
 from raycluster.placement import map_tasks, run_task
-from raycluster.session import check_answers, connect, wait_for_slice
+from raycluster.session import check_answers, connect
 from raycluster.slices import resolve
 from raycluster.trainer import run_spmd, send_report
 

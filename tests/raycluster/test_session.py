@@ -4,53 +4,9 @@ import time
 import pytest
 
 from raycluster import session
-from raycluster.emulation import host_node
 from raycluster.errors import ClusterError
-from raycluster.session import connect, describe_nodes, has_slice
+from raycluster.session import connect
 from raycluster.slices import resolve
-
-
-def nodes_of(slice, name="slice-a", alive=True):
-    """Nodes as `ray.nodes()` would list them for the hosts of a slice."""
-    listed = []
-    for host in range(slice.hosts):
-        node = host_node(slice, host)
-        resources = {"CPU": 4.0, **node["resources"]}
-        if "num_gpus" in node:
-            resources["GPU"] = node["num_gpus"]
-        labels = node["labels"] | ({"ray.io/tpu-slice-name": name} if slice.topology else {})
-        listed.append({"Alive": alive, "NodeID": f"{name}-{host}", "Resources": resources, "Labels": labels})
-    return listed
-
-
-def test_a_slice_is_there_only_when_all_its_hosts_are_alive():
-    slice = resolve("v5p", "2x2x2")
-    assert has_slice(slice, nodes_of(slice))
-    assert not has_slice(slice, nodes_of(slice)[:1])
-    assert not has_slice(slice, nodes_of(slice, alive=False))
-
-
-def test_halves_of_two_slices_are_no_slice():
-    slice = resolve("v5p", "2x2x2")
-    assert not has_slice(slice, [nodes_of(slice, "a")[0], nodes_of(slice, "b")[1]])
-
-
-def test_another_generation_or_topology_does_not_do():
-    wanted = resolve("v5p", "2x2x2")
-    assert not has_slice(wanted, nodes_of(resolve("v5p", "2x2x4")))
-    assert not has_slice(wanted, nodes_of(resolve("v4", "2x2x2")))
-
-
-def test_gpu_hosts_need_as_many_devices_as_asked():
-    two = resolve("h100", hosts=1, devices_per_host=2)
-    assert has_slice(two, nodes_of(resolve("h100", hosts=1)))
-    assert not has_slice(resolve("h100", hosts=1, devices_per_host=4), nodes_of(two))
-    assert not has_slice(resolve("a100", hosts=1, devices_per_host=2), nodes_of(two))
-
-
-def test_the_description_counts_equal_hosts():
-    assert describe_nodes(nodes_of(resolve("v5p", "2x2x2"))) == "2 x (4 TPU, 4 CPU, TPU-V5P, v5p-16)"
-    assert describe_nodes([]) == "no living node"
 
 
 def test_hardware_without_a_cluster_is_refused(monkeypatch):

@@ -6,7 +6,7 @@ from ray.util.accelerators import accelerators as ray_accelerators
 from ray.util.tpu import get_tpu_worker_resources
 
 from raycluster.errors import ClusterError
-from raycluster.slices import ACCELERATORS, check_mesh, resolve
+from raycluster.slices import ACCELERATORS, check_mesh, fallbacks, resolve
 
 TPUS = [name for name, row in ACCELERATORS.items() if row.is_tpu]
 SIDES = (1, 2, 3, 4, 8, 12, 16, 20, 24)
@@ -73,6 +73,8 @@ def test_slices_that_people_ask_for(arguments, hosts, devices_per_host, pod_type
         ({"accelerator": "h100", "topology": "2x2"}, "h100 has none"),
         ({"accelerator": "h100", "devices_per_host": 9}, "has 8"),
         ({"accelerator": "cpu", "hosts": 0}, "at least 1"),
+        ({"accelerator": "v5p", "topology": "2x2x1", "slices": 0}, "slices = 0: must be at least 1"),
+        ({"accelerator": "h100", "slices": 2}, "slices = 2: h100 is not made of slices. Leave it out, and use more hosts"),
     ],
 )
 def test_what_does_not_exist_is_refused_with_what_does(arguments, said):
@@ -93,3 +95,22 @@ def test_a_mesh_that_fits_passes_and_one_that_does_not_names_those_that_do():
     check_mesh(slice, 2, 2)
     with pytest.raises(ClusterError, match=r"fsdp=4 x tp=4 needs 16 devices.* has 4.*fit: 4x1, 2x2, 1x4$"):
         check_mesh(slice, 4, 4)
+
+
+def test_several_slices_count_together_and_a_mesh_covers_one():
+    two = resolve("v5p", "2x2x2", slices=2)
+    assert (two.hosts, two.hosts_per_slice, two.devices, two.devices_per_slice) == (4, 2, 16, 8)
+    assert two.pod_type == "v5p-16"
+    assert two.describe() == "2 slices of v5p 2x2x2, 4 hosts x 4 TPU"
+    check_mesh(two, 2, 4)
+    with pytest.raises(ClusterError, match="has 8 in a slice, which is what a mesh covers"):
+        check_mesh(two, 4, 4)
+
+
+def test_fallbacks_lose_slices_of_a_tpu_and_hosts_of_others():
+    three = resolve("v5p", "2x2x2", slices=3)
+    assert [(s.slices, s.hosts, s.devices) for s in fallbacks(three, 1)] == [(2, 4, 16), (1, 2, 8)]
+    assert [s.hosts for s in fallbacks(resolve("h100", hosts=4), 2)] == [3, 2]
+    assert fallbacks(three, None) == fallbacks(three, 3) == []
+    with pytest.raises(ClusterError, match=r"min_hosts = 5: h100 4 hosts x 8 GPU has 4 hosts. Choose from 1 to 4"):
+        fallbacks(resolve("h100", hosts=4), 5)
