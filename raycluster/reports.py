@@ -23,6 +23,8 @@ POLL_S = 0.2
 FLUSH_S = 10.0
 STARTED: dict[str, Any] = {"started": None}
 """What process 0 sends before it calls its function."""
+NOTE = "note"
+"""Key of a report that is no progress."""
 
 
 class _Mailbox:
@@ -80,7 +82,8 @@ def set_outlet(outlet: Outlet | None) -> None:
 def send_report(report: dict[str, Any]) -> None:
     """Send progress to the driver's `on_report` without waiting. Call it in a function that `run_spmd` runs; elsewhere it does nothing.
 
-    The values must pickle and should be small: step, loss, tokens a second, as Python numbers.
+    The values must pickle and should be small: step, loss, tokens a second, as Python numbers. One with the key `note` is for people and
+    does not count as progress: a program that dies after it alone has died before its first report.
     """
     if _outlet is not None:
         _outlet.send(report)
@@ -110,7 +113,7 @@ class Delivery:
     def count(self, report: dict[str, Any]) -> bool:
         """Note that something came; returns whether it is a report of the program, and not the sign that it has started."""
         self.started, self.last_s = True, time.monotonic()
-        self.reports += report != STARTED
+        self.reports += report != STARTED and NOTE not in report
         return report != STARTED
 
 
