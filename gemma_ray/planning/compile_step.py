@@ -56,8 +56,8 @@ def abstract_step(job: CompileJob, mesh: Any) -> tuple[Any, dict[str, Any], dict
     from gemma_ray.training.sharding import named_sharding
     from gemma_ray.training.step import Step
 
-    lora = LoraConfig(rank=job.rank, alpha=job.alpha, targets=job.targets) if job.mode == "lora" else None
-    settings = TrainConfig(clip_norm=1.0 if job.clip else None)
+    lora = LoraConfig(rank=job.rank, alpha=job.alpha, targets=job.targets, dropout=job.dropout) if job.mode == "lora" else None
+    settings = TrainConfig.model_validate({"clip_norm": 1.0 if job.clip else None, "optimizer": job.optimizer})
     abstract = abstract_model(job.text, mesh, job.dtype, lora)
     model: Any = abstract.filled({**abstract.adapter_leaves, **abstract.base_leaves})
     device = mesh.devices.flat[0]
@@ -86,7 +86,7 @@ def abstract_step(job: CompileJob, mesh: Any) -> tuple[Any, dict[str, Any], dict
         "trained_parameters": sum(leaf.size for leaf in (adapter if lora else base)),
     }
     with quick_tracing():
-        return Step(model, optimizer, job.micro_batches, device.device_kind), batch, sizes
+        return Step(model, optimizer, job.micro_batches, device.device_kind, 0 if lora and lora.dropout else None), batch, sizes
 
 
 if __name__ == "__main__":

@@ -52,6 +52,8 @@ class CompileJob(Document):
     attention: str
     clip: bool
     splash_block: int | None = None
+    dropout: float = 0.0
+    optimizer: str = "adamw"
 
     @property
     def tokens(self) -> int:

@@ -175,6 +175,8 @@ def training_job(
         attention=train.attention,
         clip=train.clip_norm is not None,
         splash_block=train.splash_block,
+        dropout=lora.dropout,
+        optimizer=train.optimizer,
     )
 
 

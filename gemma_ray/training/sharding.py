@@ -189,7 +189,7 @@ def make_mesh(fsdp: int, tp: int, slices: int = 1) -> jax.sharding.Mesh:
     kinds = (jax.sharding.AxisType.Auto,) * 3
     if slices == 1:
         return jax.make_mesh((1, fsdp, tp), AXES, axis_types=kinds)
-    if getattr(devices[0], "slice_index", None) is not None:  # TPU slices, joined by the data center's network
+    if len({getattr(device, "slice_index", None) for device in devices}) == slices:  # TPU slices, joined by the data center's network
         placed = mesh_utils.create_hybrid_device_mesh((1, fsdp, tp), (slices, 1, 1), devices)
     else:  # emulated: processes come slice by slice
         ordered = sorted(devices, key=lambda device: (device.process_index, device.id))
