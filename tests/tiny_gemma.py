@@ -24,6 +24,18 @@ FAMILIES = tuple(PRESETS)
 """A tiny model of each of Gemma 4's structures: 31B's, E2B's, E4B's, 26B-A4B's."""
 
 
+SHORT: dict[str, dict[str, int]] = {
+    "gemma4-tiny": {"num_hidden_layers": 2, "global_every": 2},
+    "gemma4-tiny-e2b": {"num_hidden_layers": 4, "global_every": 2, "num_kv_shared_layers": 2},
+    "gemma4-tiny-e4b": {"num_hidden_layers": 4, "global_every": 2, "num_kv_shared_layers": 2},
+    "gemma4-tiny-26b-a4b": {"num_hidden_layers": 2, "global_every": 2},
+}
+"""The same structures in the fewest layers, for tests that compile a backward pass."""
+
+QUICKLY: dict[str, Any] = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+"""XLA's options for a program that runs once: compiling takes a third of the time."""
+
+
 def write_tiny_gemma(folder: Path, preset: str = "gemma4-tiny") -> Path:
     """Hugging Face files of a built-in preset with seeded random weights."""
     folder.mkdir(parents=True, exist_ok=True)

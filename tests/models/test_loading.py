@@ -104,8 +104,22 @@ def test_a_cut_file_is_refused(tiny_gemma: Path, tmp_path: Path) -> None:
     ("change", "message"),
     [
         ({"model_type": "llama"}, "is not Gemma 4"),
-        ({"enable_moe_block": True}, "experts"),
-        ({"num_kv_shared_layers": 2}, "shared KV"),
+        ({"enable_moe_block": True}, "enable_moe_block is true, and num_experts is None"),
+        (
+            {"enable_moe_block": True, "num_experts": 4, "top_k_experts": 5, "moe_intermediate_size": 8},
+            "top_k_experts is 5, and num_experts is 4",
+        ),
+        ({"num_kv_shared_layers": 2}, "num_kv_shared_layers is 2, which leaves no full_attention layer"),
+        ({"num_kv_shared_layers": 6}, "num_kv_shared_layers is 6, which leaves no full_attention layer"),
+        ({"num_global_key_value_heads": None}, "attention_k_eq_v is true, and num_global_key_value_heads is null"),
+        ({"attention_bias": True}, "attention_bias = True is not supported; models with attention_bias = False"),
+        ({"hidden_activation": "silu"}, "hidden_activation = 'silu' is not supported"),
+        ({"tie_word_embeddings": False}, "tie_word_embeddings = False is not supported"),
+        ({"use_bidirectional_attention": "all"}, "use_bidirectional_attention = 'all' is not supported"),
+        (
+            {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 512},
+            "vocab_size_per_layer_input = 512 is not supported; models where it is vocab_size, 1024, are",
+        ),
     ],
 )
 def test_models_that_cannot_be_trained_are_refused(tiny_gemma: Path, tmp_path: Path, change: dict[str, Any], message: str) -> None:

@@ -4,38 +4,73 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
+from flax import nnx
 
 from gemma_ray.data.config import DataConfig
-from gemma_ray.errors import RecipeError
+from gemma_ray.errors import ModelError, RecipeError
 from gemma_ray.models.config import PretrainConfig
-from gemma_ray.models.gemma4 import OFFICIAL, text_config
+from gemma_ray.models.gemma4 import OFFICIAL, PRESETS, text_config
 from gemma_ray.section import Section
 from gemma_ray.training.build import abstract_model
 from gemma_ray.training.config import LoraConfig, MeshConfig, TrainConfig
-from gemma_ray.training.sharding import ROWS, check_mesh, dimension_sizes, make_mesh, mesh_problems, working_meshes
+from gemma_ray.training.sharding import (
+    ROWS,
+    check_mesh,
+    dimension_sizes,
+    make_mesh,
+    mesh_problems,
+    model_rows,
+    named_sharding,
+    working_meshes,
+)
 
 
-@pytest.mark.parametrize("name", ["gemma4-31b", "gemma4-e4b"])
+@pytest.mark.parametrize("name", [*PRESETS, *OFFICIAL])
 def test_the_table_is_what_upstream_annotates(name: str) -> None:
     text = text_config(name)
-    text["num_hidden_layers"], text["layer_types"], text["num_kv_shared_layers"] = 6, text["layer_types"][:6], 0
-    rank = 7
-    with make_mesh(4, 2) as mesh:
+    if name in OFFICIAL:  # one layer of each kind is enough of the large ones
+        text["num_hidden_layers"], text["layer_types"], text["num_kv_shared_layers"] = 6, text["layer_types"][:6], 0
+    rank, table = 7, {row.name: row for row in model_rows(text)}
+    with make_mesh(*working_meshes(text, 8, 8)[0]) as mesh:
         model = abstract_model(text, mesh, "bfloat16", LoraConfig(rank=rank))
-    sizes = {**dimension_sizes(text, 8), "r": (rank,), "2": (2,)}
-    table = {row.name: row for row in ROWS}
-    seen = set()
+    sizes = {**dimension_sizes(text, 8), "r": (rank,), "2": (2,), "1": (1,)}
     for path, leaf in {**model.base_leaves, **model.adapter_leaves}.items():
-        row = table.get(path.split(".", 2)[2] if path.startswith("layers.") else path)
-        if row is None:
-            assert path.endswith("skip_scale"), path
-            continue
-        seen.add(row.name)
+        row = table[path.split(".", 2)[2] if path.startswith("layers.") else path]
         assert tuple(leaf.sharding.spec) + (None,) * (len(leaf.shape) - len(leaf.sharding.spec)) == row.axes, path
         for dimension, size in zip(row.dimensions, leaf.shape, strict=True):
             assert size in sizes[dimension], (path, dimension)
-    assert len(seen) >= 25
+
+
+def test_every_row_of_the_table_is_of_some_model() -> None:
+    seen = set()
+    for name in PRESETS:
+        with make_mesh(8, 1) as mesh:
+            model = abstract_model(text_config(name), mesh, "bfloat16", LoraConfig(rank=4))
+        paths = {**model.base_leaves, **model.adapter_leaves}
+        seen |= {path.split(".", 2)[2] if path.startswith("layers.") else path for path in paths}
+    activations = {"tokens and masks", "hidden states", "queries", "expert weights at work"}
+    assert {row.name for row in ROWS if not row.name.startswith("keys and values")} - activations == seen
+
+
+@pytest.mark.parametrize(
+    ("shape", "spec", "message"),
+    [
+        ((4, 6), ("fsdp",), r"attn\.k_einsum\.w_lora_b \[4, 6\] has 2 dimensions but is laid out as \('fsdp',\)"),
+        ((4, 6), ("fsdp", None, "tp"), r"attn\.k_einsum\.w_lora_b \[4, 6\] has 2 dimensions but is laid out as"),
+        ((6, 4), ("fsdp", "tp"), r"attn\.k_einsum\.w_lora_b \[6, 4\] laid out as .*: 6 is not divisible by fsdp=4"),
+        ((4, 3), (None, "tp"), r"attn\.k_einsum\.w_lora_b \[4, 3\] laid out as .*: 3 is not divisible by tp=2"),
+    ],
+)
+def test_an_annotation_of_the_wrong_rank_or_that_does_not_divide_is_named(
+    shape: tuple[int, ...], spec: tuple[str | None, ...], message: str
+) -> None:
+    """As it was before google/tunix 1138, 1180 and 1186."""
+    variable = nnx.LoRAParam(np.zeros(shape, np.float32))
+    variable.set_metadata(out_sharding=spec)
+    with pytest.raises(ModelError, match=message):
+        named_sharding("layers.5.attn.k_einsum.w_lora_b", variable, make_mesh(4, 2))
 
 
 MESHES_OF_8 = {
