@@ -1,0 +1,57 @@
+"""What the PyTorch trainer is told, and what of a recipe it can do: no import of PyTorch or JAX."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from gemma_ray.errors import RecipeError
+from gemma_ray.training.config import LoraConfig, MeshConfig, TrainConfig
+
+
+@dataclass(frozen=True)
+class TorchJob:
+    """Everything a process needs to train: the fields of `loop.TrainJob`, whose module imports JAX. Paths are visible from every host."""
+
+    model: Path
+    data: Path
+    checkpoints: Path
+    metrics: Path
+    dtype: str
+    seq_len: int
+    mesh: MeshConfig
+    train: TrainConfig
+    lora: LoraConfig
+    made_from: str
+    """Fingerprint of what determines the result; a checkpoint with another one is refused."""
+    initial_adapter: Path | None = None
+    """A folder with a PEFT adapter to begin with, in place of a fresh one."""
+
+
+@dataclass(frozen=True)
+class TorchResult:
+    """How training ended: the last step, its loss in nats, and the step this start resumed from (0 for none)."""
+
+    step: int
+    loss: float
+    resumed_from: int
+
+
+def check_torch(train: TrainConfig, mesh: MeshConfig, devices: int) -> None:
+    """Raise RecipeError naming the first key that `train.engine = torch` cannot follow on so many devices."""
+    if mesh.tp != 1:
+        raise RecipeError(f"mesh.tp = {mesh.tp}: train.engine=torch shards with FSDP alone; set mesh.tp=1 and mesh.fsdp={devices}")
+    if mesh.fsdp != devices:
+        raise RecipeError(f"mesh.fsdp = {mesh.fsdp}: train.engine=torch runs one process on each of {devices} devices; set it to {devices}")
+    parts = train.micro_batches * devices
+    if train.batch_size % parts:
+        raise RecipeError(
+            f"train.batch_size = {train.batch_size} does not divide over train.micro_batches = {train.micro_batches} x {devices} devices; "
+            f"set it to a multiple of {parts}"
+        )
+    if train.mode != "lora":
+        raise RecipeError(f"train.mode = {train.mode}: train.engine=torch trains adapters; set train.mode=lora, or train.engine=jax")
+    if train.remat not in ("none", "layer"):
+        raise RecipeError(f"train.remat = {train.remat}: train.engine=torch computes whole layers again or nothing; set it to layer or none")
+    if train.attention == "splash":
+        raise RecipeError("train.attention = splash is a TPU kernel; with train.engine=torch set it to auto")
