@@ -40,8 +40,7 @@ def run_torch(
     `torch.distributed` is initialised before the call, with `slice.devices` ranks. The arguments, reports, restarts and errors are those
     of `raycluster.trainer.run_spmd`. Raises ClusterError for TPUs, which PyTorch's programs here do not run on.
     """
-    if slice.resource == "TPU" and not slice.emulate:
-        raise ClusterError(f"{slice.describe()}: a PyTorch program runs on GPUs or CPUs; choose such an accelerator, or run JAX's engine")
+    check_runs_torch(slice)
     reports, starved = 0, 0
 
     def counted(report: dict[str, Any]) -> None:
@@ -65,6 +64,12 @@ def run_torch(
                     raise WorkerError(f"{failure.to_error()}; {STARVED}", traceback=failure.traceback) from None
                 log.error("%s: %s; restart %d of %d", name, failure.to_error(), attempt + 1, max_failures)
     raise AssertionError("unreachable")
+
+
+def check_runs_torch(slice: Slice) -> None:
+    """Raise ClusterError for a slice of real TPUs."""
+    if slice.resource == "TPU" and not slice.emulate:
+        raise ClusterError(f"{slice.describe()}: a PyTorch program runs on GPUs or CPUs; choose such an accelerator, or JAX's engine")
 
 
 def _torch_trainer(program: Program, config: dict[str, Any], slice: Slice, name: str, storage: str | Path, outlet: Outlet | None) -> Any:

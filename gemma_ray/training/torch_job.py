@@ -52,6 +52,8 @@ def check_torch(train: TrainConfig, mesh: MeshConfig, devices: int) -> None:
     if train.mode != "lora":
         raise RecipeError(f"train.mode = {train.mode}: train.engine=torch trains adapters; set train.mode=lora, or train.engine=jax")
     if train.remat not in ("none", "layer"):
-        raise RecipeError(f"train.remat = {train.remat}: train.engine=torch computes whole layers again or nothing; set it to layer or none")
+        raise RecipeError(
+            f"train.remat = {train.remat}: train.engine=torch computes whole layers again or nothing; set it to layer or none"
+        )
     if train.attention == "splash":
         raise RecipeError("train.attention = splash is a TPU kernel; with train.engine=torch set it to auto")
