@@ -12,6 +12,7 @@ function of the step and needs no file. A gather of the frozen weights, which Tr
 from __future__ import annotations
 
 import shutil
+from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,9 +22,11 @@ from safetensors.torch import load_file, save_file
 
 from gemma_ray.artifacts import file_sha256, read_json, whole_folder, write_json
 from gemma_ray.errors import CheckpointError
-from gemma_ray.training.torch_model import trained
+from gemma_ray.training.torch_model import ADAPTER, trained
 
 STATE, OPTIMIZER, RANDOM = "state.json", "optimizer.safetensors", "random.safetensors"
+DEFAULT = "default"
+"""PEFT's name for a model's only adapter, which stands in parameters' names and not in files."""
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
@@ -93,8 +96,7 @@ def save(folder: Path, model: Any, optimizer: Any, state: dict[str, Any], ranks:
         return
     target = folder / str(state["step"])
     with whole_folder(target) as temporary:
-        model.save_pretrained(temporary, state_dict=adapter, save_embedding_layers=False)
-        (temporary / "README.md").unlink(missing_ok=True)  # PEFT's form for a model card, not filled in
+        save_adapter(temporary, model, adapter)
         save_file(moments, temporary / OPTIMIZER)
         save_file(random, temporary / RANDOM)
         files = {path.name: file_sha256(path) for path in sorted(temporary.iterdir())}
@@ -102,6 +104,14 @@ def save(folder: Path, model: Any, optimizer: Any, state: dict[str, Any], ranks:
     older = sorted(int(p.name) for p in folder.iterdir() if p.name.isdigit() and int(p.name) < state["step"])
     for step in older[: max(0, len(older) - keep + 1)]:
         shutil.rmtree(folder / str(step), ignore_errors=True)
+
+
+def save_adapter(folder: Path, model: Any, tensors: dict[str, torch.Tensor]) -> None:
+    """Write an adapter as PEFT does. Its own `save_pretrained` writes an empty one, and does not say so, once FSDP has wrapped layers."""
+    config = copy(model.peft_config[DEFAULT])
+    config.inference_mode, config.target_modules = True, sorted(config.target_modules)
+    config.save_pretrained(str(folder))
+    save_file({name.replace(f".{DEFAULT}.", "."): tensor for name, tensor in tensors.items()}, folder / ADAPTER, {"format": "pt"})
 
 
 def restore_optimizer(checkpoint: Path, step: int, model: Any, optimizer: torch.optim.Optimizer) -> None:
