@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -23,8 +24,7 @@ FSDP: dict[str, Any] = {
     "cpu_ram_efficient_loading": True,
 }
 # What is gathered and computed is bf16; gradients are summed over the ranks in the adapters' fp32.
-BF16 = {"param_dtype": torch.bfloat16, "reduce_dtype": torch.float32}
-"""Fields of the MixedPrecisionPolicy, for a model of bf16."""
+BF16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
 
 
 def learning_rate(config: TrainConfig, step: int) -> float:
@@ -32,8 +32,6 @@ def learning_rate(config: TrainConfig, step: int) -> float:
 
     The schedule of `gemma_ray.training.optimizer`, which is optax's `warmup_cosine_decay_schedule`.
     """
-    import math
-
     warmup = min(config.warmup_steps, config.steps - 1)
     if step < warmup:
         return config.learning_rate * step / warmup
@@ -77,6 +75,7 @@ def sft_arguments(job: TorchJob, ranks: int) -> SFTConfig:
         report_to="none",
         disable_tqdm=True,
     )
-    if sharded and arguments.bf16:
-        arguments.fsdp_plugin_args["mixed_precision_policy"] = MixedPrecisionPolicy(**BF16)
+    plugin: Any = arguments.fsdp_plugin_args
+    if plugin and arguments.bf16:
+        plugin["mixed_precision_policy"] = BF16
     return arguments

@@ -39,7 +39,7 @@ def load_base(folder: Path, dtype: str, one_rank_reads: bool = False) -> Gemma4F
     """
     text = read_text_config(folder)
     with _fsdp_loading(one_rank_reads):
-        model, found = Gemma4ForCausalLM.from_pretrained(
+        loaded: Any = Gemma4ForCausalLM.from_pretrained(
             folder,
             config=Gemma4TextConfig(**text),
             dtype=getattr(torch, dtype),
@@ -47,6 +47,7 @@ def load_base(folder: Path, dtype: str, one_rank_reads: bool = False) -> Gemma4F
             attn_implementation=ATTENTION,
             output_loading_info=True,
         )
+    model, found = loaded
     missing = sorted(found["missing_keys"])
     if missing:
         raise ModelError(f"{folder}: {len(missing)} parameters are in no file, the first: {missing[0]}; {FETCH}")

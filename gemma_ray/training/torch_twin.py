@@ -46,7 +46,7 @@ def train_torch(job: TorchJob, report: Report) -> TorchResult:
     for damage in resume.damaged if rank == 0 else ():
         report({"note": f"{damage}; going on from step {resume.step}"})
     if resume.step == job.train.steps:
-        return TorchResult(resume.step, read_metrics(job.metrics)[-1].loss, resume.step)
+        return TorchResult(resume.step, _last_loss(job), resume.step)
     arguments = sft_arguments(job, ranks)
     model = build_adapted(load_base(job.model, job.dtype, one_rank_reads=ranks > 1), job.lora, job.train.seed)
     adapter = resume.folder or job.initial_adapter
@@ -72,6 +72,16 @@ def _agreed(rank: int, ranks: int, find: Callable[[], Resume]) -> Resume:
     return outcome[0]
 
 
+def _last_loss(job: TorchJob) -> float:
+    before = read_metrics(job.metrics)
+    return before[-1].loss if before else math.nan
+
+
+def _as_they_are(rows: list[Any]) -> dict[str, Any]:
+    """TRL's collator would pad rows; ours come as whole micro-batches, and this is not called."""
+    return rows[0]
+
+
 class TwinTrainer(SFTTrainer):
     """SFTTrainer on a rank's batches, with the JAX trainer's optimizer, schedule, metrics and rules for checkpoints."""
 
@@ -83,21 +93,20 @@ class TwinTrainer(SFTTrainer):
             args=arguments,
             # TRL looks at a data set's columns and trains on `get_train_dataloader`.
             train_dataset=Dataset.from_dict({"input_ids": [[0]], "labels": [[0]]}),
-            data_collator=list,
+            data_collator=_as_they_are,
             processing_class=AutoTokenizer.from_pretrained(job.model),
         )
         self.remove_callback(PrinterCallback)
         self.add_callback(_Begin(self))
         self.counts = [0, 0]
         self.step_started = 0.0
-        before = read_metrics(job.metrics) if resume.step else []
-        self.last_loss = before[-1].loss if before else math.nan
+        self.last_loss = _last_loss(job) if resume.step else math.nan
         self.metrics_file = MetricsFile(job.metrics, resume.step) if self.rank == 0 else None
 
     def create_accelerator_and_postprocess(self) -> None:
         """Shard over gloo as well: accelerate applies FSDP on accelerators only, although PyTorch's works on CPU."""
         super().create_accelerator_and_postprocess()
-        plugin = self.args.fsdp_plugin_args
+        plugin: Any = self.args.fsdp_plugin_args
         if plugin is not None and not self.is_fsdp_enabled:
             state = self.accelerator.state
             state.fsdp_plugin = FullyShardedDataParallelPlugin(**plugin)

@@ -74,6 +74,7 @@ def test_one_process_a_device_sums_over_gloo_and_every_report_arrives_in_order(t
         assert [report["step"] for report in reports if report["rank"] == rank] == list(range(REPORTS))
 
 
+@pytest.mark.slow
 def test_an_error_raised_on_purpose_keeps_its_words_and_code_and_is_not_retried(tmp_path):
     with pytest.raises(WorkerError) as failure:
         run_torch(refuse, {}, SLICE, name="refuse", storage=tmp_path, max_failures=3)

@@ -41,7 +41,8 @@ def rank_main(rank: int, folder: Path, jobs: list[TorchJob]) -> None:
     torch.set_num_threads(1)
     from gemma_ray.training import torch_twin
 
-    begin = torch_twin.TwinTrainer.begin
+    kind: Any = torch_twin.TwinTrainer
+    begin = kind.begin
 
     def noted(trainer: Any) -> None:
         begin(trainer)
@@ -52,7 +53,7 @@ def rank_main(rank: int, folder: Path, jobs: list[TorchJob]) -> None:
         place = folder / f"{trainer.job.dtype}-{rank}.json"
         place.write_text(json.dumps({"whole": whole, "held": held, "units": units, "dtypes": dtypes}))
 
-    torch_twin.TwinTrainer.begin = noted
+    kind.begin = noted
     for each in jobs:
         torch_twin.train_torch(each, lambda report: None)
     dist.destroy_process_group()

@@ -13,7 +13,7 @@ from gemma_ray.training.metrics import read_metrics
 from raycluster.errors import ClusterError
 from workloads import convert, train, verify
 from workloads.progress import Progress
-from workloads.stage import preflight
+from workloads.stage import cluster, preflight
 
 
 def recipe(folder: Path, model: Path, **train_section: Any) -> Recipe:
@@ -50,14 +50,13 @@ def test_the_engine_is_part_of_what_weights_follow_from() -> None:
 
 def test_it_trains_on_two_processes_and_converts(tiny_gemma: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     wanted = recipe(tmp_path, tiny_gemma)
-    last = train.run(wanted, Progress())
-    assert last.step == 2
+    with cluster(wanted):
+        assert train.run(wanted, Progress()).step == 2
+        convert.run(wanted, Progress())
     metrics = read_metrics(tmp_path / "run" / "metrics.jsonl")
     assert metrics[1].loss < metrics[0].loss
-    assert "starting 2 PyTorch process(es)" in capsys.readouterr().err
-    train.run(wanted, Progress())
-    assert "train: already done" in capsys.readouterr().err
-    convert.run(wanted, Progress())
-    assert "step 2: 41 tensors merged" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "starting 2 PyTorch process(es)" in said
+    assert "step 2: 41 tensors merged" in said
     with pytest.raises(RecipeError, match="verify compares with Tunix"):
         verify.run(wanted, Progress())
