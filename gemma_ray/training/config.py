@@ -47,6 +47,7 @@ class LoraConfig(Section):
 class TrainConfig(Section):
     """The optimizer, its schedule, and what is saved."""
 
+    engine: Literal["jax", "torch"] = Field(default="jax", description="Tunix, or TRL with PEFT and FSDP (GPU, CPU)")
     mode: Literal["lora", "full"] = "lora"
     steps: int = Field(default=1244, ge=1, le=2**31 - 1, description="optimizer steps")
     batch_size: int = Field(default=8, ge=1, le=1_000_000, description="sequences a step, over all devices")

@@ -56,8 +56,18 @@ def data(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 def settings(optimizer: str) -> TrainConfig:
     return TrainConfig.model_validate(
-        {"steps": STEPS, "batch_size": BATCH, "seed": SEED, "optimizer": optimizer, "learning_rate": RATES[optimizer], "warmup_steps": 5,
-         "weight_decay": 0.01, "clip_norm": 1.0 if optimizer == "adamw" else None, "checkpoint_every": STEPS, "tensorboard": False}
+        {
+            "steps": STEPS,
+            "batch_size": BATCH,
+            "seed": SEED,
+            "optimizer": optimizer,
+            "learning_rate": RATES[optimizer],
+            "warmup_steps": 5,
+            "weight_decay": 0.01,
+            "clip_norm": 1.0 if optimizer == "adamw" else None,
+            "checkpoint_every": STEPS,
+            "tensorboard": False,
+        }
     )
 
 

@@ -1,0 +1,71 @@
+"""What the PyTorch trainer is told, and what of a recipe it can do: no import of PyTorch or JAX."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gemma_ray.errors import RecipeError
+from gemma_ray.training.config import LoraConfig, MeshConfig, TrainConfig
+
+
+@dataclass(frozen=True)
+class TorchJob:
+    """Everything a process needs to train: the fields of `loop.TrainJob`, whose module imports JAX. Paths are visible from every host."""
+
+    model: Path
+    data: Path
+    out: Path
+    dtype: str
+    seq_len: int
+    mesh: MeshConfig
+    train: TrainConfig
+    lora: LoraConfig
+    made_from: dict[str, Any]
+    """What determines the result, by key; a checkpoint with another is refused."""
+    initial_adapter: Path | None = None
+    """A folder with a PEFT adapter to begin with, in place of a fresh one."""
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.out / "checkpoints"
+
+    @property
+    def metrics(self) -> Path:
+        return self.out / "metrics.jsonl"
+
+
+@dataclass(frozen=True)
+class TorchResult:
+    """How training ended: the last step, its loss in nats, and the step this start resumed from (0 for none)."""
+
+    step: int
+    loss: float
+    resumed_from: int
+
+
+def check_torch(train: TrainConfig, mesh: MeshConfig, devices: int) -> None:
+    """Raise RecipeError naming the first key that `train.engine = torch` cannot follow on so many devices."""
+    if mesh.tp != 1:
+        raise RecipeError(f"mesh.tp = {mesh.tp}: train.engine=torch shards with FSDP alone; set mesh.tp=1 and mesh.fsdp={devices}")
+    if mesh.fsdp != devices:
+        raise RecipeError(f"mesh.fsdp = {mesh.fsdp}: train.engine=torch runs one process on each of {devices} devices; set it to {devices}")
+    parts = train.micro_batches * devices
+    if train.batch_size % parts:
+        raise RecipeError(
+            f"train.batch_size = {train.batch_size} does not divide over train.micro_batches = {train.micro_batches} x {devices} devices; "
+            f"set it to a multiple of {parts}"
+        )
+    if train.mode != "lora":
+        raise RecipeError(f"train.mode = {train.mode}: train.engine=torch trains adapters; set train.mode=lora, or train.engine=jax")
+    if train.eval_batches:
+        raise RecipeError(f"train.eval_batches = {train.eval_batches}: train.engine=torch does not evaluate; set it to 0")
+    if train.optimizer != "adamw":
+        raise RecipeError(f"train.optimizer = {train.optimizer}: train.engine=torch has adamw alone; set it to that")
+    if train.remat not in ("none", "layer"):
+        raise RecipeError(
+            f"train.remat = {train.remat}: train.engine=torch computes whole layers again or nothing; set it to layer or none"
+        )
+    if train.attention == "splash":
+        raise RecipeError("train.attention = splash is a TPU kernel; with train.engine=torch set it to auto")
