@@ -12,6 +12,7 @@ import pytest
 from flax import nnx
 from tiny_gemma import SHORT, write_uneven_gemma
 
+from gemma_ray.models.axes import AXES
 from gemma_ray.models.experts import Experts
 from gemma_ray.models.gemma4 import text_config, tunix_config
 from gemma_ray.models.parameter_map import gemma4_rows
@@ -85,7 +86,7 @@ def test_sum_and_gradient_are_those_of_transformers_on_a_mesh(oracle: Any, exper
     x, router_input = rows(8, 24)
     router_input[5:] = router_input[5, 0]  # as in padding, all choose alike
     want, want_gradient = expected(oracle, x, router_input)
-    mesh = jax.make_mesh(shape, ("fsdp", "tp"), devices=jax.devices()[: shape[0] * shape[1]])
+    mesh = jax.make_mesh((1, *shape), AXES, devices=jax.devices()[: shape[0] * shape[1]])
     graph, state = nnx.split(experts)
 
     def weighted(x: Any, weight: Any) -> Any:
@@ -98,12 +99,12 @@ def test_sum_and_gradient_are_those_of_transformers_on_a_mesh(oracle: Any, exper
     assert np.abs(np.asarray(gradient) - want_gradient).max() < 1e-5 * np.abs(want_gradient).max()
 
 
-def test_the_gradient_of_the_weights_does_not_depend_on_the_mesh(experts: Experts) -> None:
+def test_the_gradient_of_the_weights_does_not_depend_on_the_mesh(experts: Any) -> None:
     x, router_input = rows(8, 12)
     graph, state = nnx.split(experts)
     found = []
     for shape in ((1, 1), (4, 2)):
-        mesh = jax.make_mesh(shape, ("fsdp", "tp"), devices=jax.devices()[: shape[0] * shape[1]])
+        mesh = jax.make_mesh((1, *shape), AXES, devices=jax.devices()[: shape[0] * shape[1]])
         with mesh, jax.default_matmul_precision("highest"):
             gradient = jax.jit(jax.grad(lambda state: (nnx.merge(graph, state)(x, router_input) ** 2).sum()))(state)
         found.append([np.asarray(leaf) for leaf in jax.tree.leaves(gradient)])

@@ -14,6 +14,7 @@ from flax import nnx
 from tiny_gemma import FAMILIES, QUICKLY, SHORT, rewrite_tensors, write_uneven_gemma
 
 from gemma_ray.errors import ModelError
+from gemma_ray.models.axes import AXES
 from gemma_ray.models.gemma4 import OFFICIAL, PRESETS, kv_origins, text_config
 from gemma_ray.models.loading import TensorFiles
 from gemma_ray.training.build import build_model
@@ -36,7 +37,8 @@ def oracle(folder: Path) -> Any:
     from transformers import Gemma4ForCausalLM
 
     options = {"dtype": torch.float32, "attn_implementation": "eager", "output_loading_info": True}
-    model, loading = Gemma4ForCausalLM.from_pretrained(folder, **options)
+    loaded: Any = Gemma4ForCausalLM.from_pretrained(folder, **options)
+    model, loading = loaded
     assert not any(loading.values()), loading
     return model
 
@@ -106,7 +108,7 @@ def test_a_remat_policy_changes_no_gradient(preset: str, tmp_path: Path) -> None
 
 
 def pair_of_devices() -> jax.sharding.Mesh:
-    return jax.make_mesh((2, 1), ("fsdp", "tp"), devices=jax.devices()[:2], axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    return jax.make_mesh((1, 2, 1), AXES, devices=jax.devices()[:2], axis_types=(jax.sharding.AxisType.Auto,) * 3)
 
 
 @pytest.mark.parametrize("name", [*PRESETS, *OFFICIAL])

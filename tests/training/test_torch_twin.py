@@ -144,8 +144,7 @@ def test_it_trains_as_the_jax_trainer_does(tiny_gemma: Path, data: Path, tmp_pat
     twin = torch_job(tiny_gemma, data, tmp_path / "torch", 10, **settings)
     config = twin.train.model_copy(update={"engine": "jax", "micro_batches": 1})
     ours = TrainJob(
-        tiny_gemma, data, tmp_path / "jax" / "checkpoints", tmp_path / "jax" / "metrics.jsonl", "float32", LENGTH, MeshConfig(fsdp=4, tp=2),
-        config, SAME_A, "these inputs",
+        tiny_gemma, data, tmp_path / "jax", "float32", LENGTH, MeshConfig(fsdp=4, tp=2), config, SAME_A, {},
     )  # fmt: skip
     train(ours, silent)
     train_torch(replace(twin, initial_adapter=jax_adapter(tiny_gemma, SAME_A, config.seed, tmp_path / "start")), silent)
@@ -256,7 +255,7 @@ def test_damage_of_any_file_is_seen(straight: Path, tmp_path: Path, damage: Call
     folder = tmp_path / "checkpoints"
     shutil.copytree(straight / "checkpoints", folder)
     damage(folder / "6")
-    found = newest_whole(folder, "these inputs", 6)
+    found = newest_whole(folder, {"data": "these inputs"}, 6)
     assert (found.folder, found.step) == (folder / "3", 3)
     assert named in found.damaged[0]
 
