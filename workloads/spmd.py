@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,7 @@ def train_on(
 
     def show(report: dict[str, Any]) -> None:
         if "note" in report:
-            progress.note(f"   {report['note']}")
+            progress.note(textwrap.indent(report["note"], "   "))
             return
         mfu = f"  {report['mfu']:.1%} MFU" if report.get("mfu") is not None else ""
         note = f"loss {report['loss']:.3f}  {report['tokens_per_s']:,.0f} tokens/s{mfu}"

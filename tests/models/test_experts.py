@@ -82,7 +82,7 @@ def test_the_router_chooses_as_transformers(oracle: Any, experts: Experts) -> No
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (8, 1), (4, 2), (2, 4)])
-def test_sum_and_gradient_are_those_of_transformers_on_a_mesh(oracle: Any, experts: Experts, shape: tuple[int, int]) -> None:
+def test_sum_and_gradient_are_those_of_transformers_on_a_mesh(oracle: Any, experts: Any, shape: tuple[int, int]) -> None:
     x, router_input = rows(8, 24)
     router_input[5:] = router_input[5, 0]  # as in padding, all choose alike
     want, want_gradient = expected(oracle, x, router_input)
