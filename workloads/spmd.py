@@ -9,6 +9,7 @@ from gemma_ray.errors import ToolError
 from gemma_ray.recipe import Recipe
 from gemma_ray.training.checkpoints import latest_step
 from gemma_ray.training.config import TrainConfig
+from gemma_ray.training.torch_job import check_same_engine
 from raycluster.slices import Slice
 from raycluster.torch_trainer import run_torch
 from raycluster.trainer import run_spmd, send_report
@@ -52,6 +53,7 @@ def train_on(
 
     done = latest_step(out / "checkpoints")
     if done:
+        check_same_engine(out / "checkpoints" / str(done), settings.engine)
         progress.note(f"   continuing from step {done} ({out / 'checkpoints'})")
     if settings.engine == "torch":
         progress.note(f"   starting {hardware.devices} PyTorch process(es), one a device")
