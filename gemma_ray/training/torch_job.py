@@ -65,5 +65,6 @@ def check_same_engine(checkpoint: Path, engine: str) -> None:
     found = next((name for name, file in marks.items() if (checkpoint / file).is_file()), engine)
     if found != engine:
         raise CheckpointError(
-            f"{checkpoint}: trained with train.engine={found}, and the recipe says {engine}; set another run.dir or remove {checkpoint.parent}"
+            f"{checkpoint}: trained with train.engine={found}, and the recipe says {engine}; "
+            f"set another run.dir or remove {checkpoint.parent}"
         )
