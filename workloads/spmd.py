@@ -12,6 +12,7 @@ from gemma_ray.recipe import Recipe
 from gemma_ray.training.checkpoints import latest_step
 from gemma_ray.training.config import MeshConfig, TrainConfig
 from gemma_ray.training.sharding import mesh_problems
+from gemma_ray.training.torch_job import check_same_engine
 from raycluster.attempt import jax_trainer
 from raycluster.slices import Slice
 from raycluster.torch_trainer import torch_trainer
@@ -45,6 +46,8 @@ def train_on(
         "lora": recipe.lora,
         "made_from": made_from,
     }
+
+    check_same_engine(out / "checkpoints", settings.engine)
 
     def job_on(used: Slice) -> dict[str, Any]:
         done = latest_step(out / "checkpoints")

@@ -1,4 +1,4 @@
-"""What the PyTorch trainer is told, and what of a recipe it can do: no import of PyTorch or JAX."""
+"""What the PyTorch trainer is told, what of a recipe it can do, and whose checkpoints are whose: no import of PyTorch or JAX."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gemma_ray.errors import RecipeError
+from gemma_ray.errors import CheckpointError, RecipeError
 from gemma_ray.training.config import LoraConfig, MeshConfig, TrainConfig
 
 
@@ -69,3 +69,14 @@ def check_torch(train: TrainConfig, mesh: MeshConfig, devices: int) -> None:
         )
     if train.attention == "splash":
         raise RecipeError("train.attention = splash is a TPU kernel; with train.engine=torch set it to auto")
+
+
+def check_same_engine(checkpoint: Path, engine: str) -> None:
+    """Raise CheckpointError when the other engine wrote a checkpoint; one that shows neither's files is left to what reads it."""
+    marks = {"jax": "_CHECKPOINT_METADATA", "torch": "adapter_config.json"}
+    found = next((name for name, file in marks.items() if (checkpoint / file).is_file()), engine)
+    if found != engine:
+        raise CheckpointError(
+            f"{checkpoint}: trained with train.engine={found}, and the recipe says {engine}; "
+            f"set another run.dir or remove {checkpoint.parent}"
+        )

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from gemma_ray.errors import RecipeError
+from gemma_ray.errors import CheckpointError, RecipeError
 from gemma_ray.recipe import Recipe, load_recipe, parse_recipe
 from gemma_ray.training.metrics import read_metrics
+from gemma_ray.training.torch_job import check_same_engine
 from raycluster.errors import ClusterError
 from workloads import convert, train, verify
 from workloads.progress import Progress
@@ -46,6 +47,15 @@ def test_a_tpu_is_refused_before_anything_starts(tiny_gemma: Path) -> None:
 
 def test_the_engine_is_part_of_what_weights_follow_from() -> None:
     assert "engine" not in train.MAY_CHANGE
+
+
+@pytest.mark.parametrize(("file", "wrote", "engine"), [("_CHECKPOINT_METADATA", "jax", "torch"), ("adapter_config.json", "torch", "jax")])
+def test_the_other_engines_checkpoint_is_named(tmp_path: Path, file: str, wrote: str, engine: str) -> None:
+    (tmp_path / "6").mkdir()
+    (tmp_path / "6" / file).write_text("{}")
+    check_same_engine(tmp_path / "6", wrote)
+    with pytest.raises(CheckpointError, match=f"6: trained with train.engine={wrote}, and the recipe says {engine}; set another run.dir"):
+        check_same_engine(tmp_path / "6", engine)
 
 
 def test_it_trains_on_two_processes_and_converts(tiny_gemma: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
