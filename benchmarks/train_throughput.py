@@ -101,7 +101,7 @@ def tunix(model: Path, data: Path, out: Path) -> list[tuple[float, float]]:
         variable.set_value(values[path])
     nnx.update(base, state)
     provider = qwix.LoraProvider(module_path=module_pattern(TARGETS), rank=8, alpha=8.0)
-    adapted = qwix.apply_lora_to_model(base, provider, rngs=nnx.Rngs(params=0), **base.get_model_input())
+    adapted: Any = qwix.apply_lora_to_model(base, provider, rngs=nnx.Rngs(params=0), **base.get_model_input())
     useful: list[int] = []
 
     def examples() -> Any:

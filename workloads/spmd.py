@@ -47,18 +47,17 @@ def train_on(
         "made_from": made_from,
     }
 
-    check_same_engine(out / "checkpoints", settings.engine)
-
     def job_on(used: Slice) -> dict[str, Any]:
         done = latest_step(out / "checkpoints")
         if done:
+            check_same_engine(out / "checkpoints" / str(done), settings.engine)
             progress.note(f"   continuing from step {done} ({out / 'checkpoints'})")
         job = {**common, "mesh": mesh_on(used, recipe.mesh)}
         if on_torch:
             progress.note(f"   starting {used.devices} PyTorch process(es), one a device")
             return job
         progress.note(f"   starting {used.hosts} JAX process(es) × {used.devices_per_host} device(s)")
-        return {**job, "slices": used.slices}
+        return {**job, "slices": used.slices, "compile_cache": (recipe.run.cache_path / "xla").absolute()}
 
     def show(report: dict[str, Any]) -> None:
         if "note" in report:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import jax
+
 from gemma_ray.models.attention import pick_kernel
 from gemma_ray.models.gemma4 import read_text_config
 from gemma_ray.training.build import build_model
@@ -39,6 +41,8 @@ class TrainJob:
     """What a useful token needs by formula, for MFU."""
     peak_flops: float | None = None
     """Of all devices together, a second; None where it is not known."""
+    compile_cache: Path | None = None
+    """Folder that XLA's programs are kept in, so that a restart does not compile again what took minutes."""
 
     @property
     def checkpoints(self) -> Path:
@@ -69,6 +73,8 @@ def train(job: TrainJob, report: Report) -> TrainResult:
     asked for by SIGTERM.
     """
     check_continuable(job.checkpoints, job.made_from, job.train.steps)
+    if job.compile_cache:
+        jax.config.update("jax_compilation_cache_dir", str(job.compile_cache))
     mesh = make_mesh(job.mesh.fsdp, job.mesh.tp, job.slices)
     adapter = job.lora if job.train.mode == "lora" else None
     with mesh:

@@ -1,5 +1,7 @@
 """The same step on 2 hosts × 2 devices, 1 host × 4 devices and one device: real Ray placement, real JAX processes.
 
+A run that was saved on one device goes on there, too, with the batches that it had yet to see.
+
 The global batch is compared by content, because a wrong layout over processes is silent in Tunix: it trains on other rows and says nothing.
 Loss and gradients are compared at fixed parameters (B of the adapter is not zero), in fp32.
 """
@@ -14,6 +16,8 @@ import numpy as np
 import pytest
 
 from gemma_ray.data.prepare import prepare_text
+from gemma_ray.data.source import batches
+from gemma_ray.training.config import MeshConfig
 from raycluster.session import connect
 from raycluster.slices import Slice, resolve
 from raycluster.trainer import run_spmd
@@ -32,7 +36,6 @@ def step(config: dict[str, Any]) -> dict[str, Any]:
     from flax import nnx
     from jax.experimental import multihost_utils
 
-    from gemma_ray.data.source import batches
     from gemma_ray.training.batches import check_same_batch, local_rows, place_batch
     from gemma_ray.training.build import build_model
     from gemma_ray.training.config import LoraConfig
@@ -60,6 +63,54 @@ def step(config: dict[str, Any]) -> dict[str, Any]:
     return {"loss": float(value), "gradients": leaves, "tokens": np.asarray(tokens), "processes": jax.process_count()}
 
 
+def resumed(config: dict[str, Any]) -> dict[str, Any]:
+    """The next batches of a run that was saved elsewhere, and the loss and gradients of the first at its adapter; runs in every process."""
+    import jax
+    from flax import nnx
+    from jax.experimental import multihost_utils
+
+    from gemma_ray.training.build import build_model
+    from gemma_ray.training.loop import TrainJob
+    from gemma_ray.training.loss import next_token_loss, targets_and_weights
+    from gemma_ray.training.sharding import make_mesh
+    from gemma_ray.training.trainer import Trainer
+
+    job = TrainJob(**config["job"], mesh=config["mesh"])
+    mesh = make_mesh(job.mesh.fsdp, job.mesh.tp)
+    with mesh, jax.default_matmul_precision("highest"):
+        model = build_model(job.model, mesh, job.dtype, job.lora, job.train.seed)
+        trainer = Trainer(model, job, mesh, lambda report: None)
+        trainer.jit_train_and_eval_step()
+        graph, lora, rest = nnx.split(trainer.model, nnx.LoRAParam, ...)
+        batches = [trainer.next_batch() for _ in range(3)]
+
+        def loss(adapter: Any, rest: Any, batch: dict[str, Any]) -> Any:
+            _, weights = targets_and_weights(batch["tokens"], batch["loss_mask"], batch["segments"])
+            return next_token_loss(nnx.merge(graph, adapter, rest), **batch)[0] / weights.sum()
+
+        value, gradients = jax.jit(jax.value_and_grad(loss))(lora, rest, batches[0])
+        gathered = multihost_utils.process_allgather(gradients, tiled=True)
+        tokens = [np.asarray(multihost_utils.process_allgather(batch["tokens"], tiled=True)) for batch in batches if batch]
+    leaves = {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(gathered)}
+    return {"loss": float(value), "gradients": leaves, "tokens": tokens, "step": trainer.resumed_from}
+
+
+SAVED_AT = 4
+
+
+def saved_run(model: Path, folder: Path) -> dict[str, Any]:
+    """A run of four steps in this process; fields of a job that goes on from there."""
+    from gemma_ray.training.config import LoraConfig, TrainConfig
+    from gemma_ray.training.loop import TrainJob, train
+
+    settings = {"batch_size": 8, "learning_rate": 1e-2, "warmup_steps": 0, "checkpoint_every": SAVED_AT, "seed": 7, "tensorboard": False}
+    fields: dict[str, Any] = {"model": model, "data": folder / "data", "out": folder / "run", "dtype": "float32", "seq_len": 48}
+    fields |= {"lora": LoraConfig(rank=4, alpha=8), "made_from": {}}
+    short = TrainConfig.model_validate({**settings, "steps": SAVED_AT, "decay_steps": 20})
+    train(TrainJob(**fields, train=short, mesh=MeshConfig(fsdp=4, tp=2)), lambda _: None)
+    return {**fields, "train": TrainConfig.model_validate({**settings, "steps": 20})}
+
+
 @pytest.fixture(scope="module")
 def results(tiny_gemma: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     import ray.cloudpickle
@@ -68,11 +119,13 @@ def results(tiny_gemma: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[
     folder = tmp_path_factory.mktemp("topologies")
     texts = [f"module m{i} (input [{i}:0] a, output y);\n  assign y = ^a;\nendmodule\n" for i in range(80)]
     prepare_text(texts, tiny_gemma, 48, folder / "data")
-    found = {}
+    found, job = {}, saved_run(tiny_gemma, folder)
     for name, (hardware, fsdp, tp) in TOPOLOGIES.items():
         config = {"model": tiny_gemma, "data": folder / "data", "fsdp": fsdp, "tp": tp}
         with connect(hardware):
-            found[name] = run_spmd(step, config, hardware, name="step", storage=folder / "ray")
+            found[name] = run_spmd(step, config, hardware, name="step", storage=folder / "ray") | {"data": folder / "data"}
+            config = {"job": job, "mesh": MeshConfig(fsdp=fsdp, tp=tp)}
+            found[name]["resumed"] = run_spmd(resumed, config, hardware, name="resumed", storage=folder / "ray")
     return found
 
 
@@ -80,14 +133,36 @@ def test_every_topology_has_its_processes(results: dict[str, dict[str, Any]]) ->
     assert [result["processes"] for result in results.values()] == [1, 1, 2, 2]
 
 
-@pytest.mark.parametrize("name", [name for name in TOPOLOGIES if name != "one device"])
+def relative_difference(one: dict[str, Any], other: dict[str, Any]) -> float:
+    """Relative L2 of the gradients."""
+    assert one["gradients"].keys() == other["gradients"].keys()
+    difference = np.sqrt(sum(np.sum((one["gradients"][k] - other["gradients"][k]).astype(np.float64) ** 2) for k in one["gradients"]))
+    norm = np.sqrt(sum(np.sum(g.astype(np.float64) ** 2) for g in one["gradients"].values()))
+    assert norm > 0
+    return float(difference / norm)
+
+
+OTHERS = [name for name in TOPOLOGIES if name != "one device"]
+
+
+@pytest.mark.parametrize("name", OTHERS)
 def test_batch_loss_and_gradients_are_those_of_one_device(results: dict[str, dict[str, Any]], name: str) -> None:
     one, other = results["one device"], results[name]
     assert np.array_equal(one["tokens"], other["tokens"])
     assert other["loss"] == pytest.approx(one["loss"], rel=1e-5)
-    assert one["gradients"].keys() == other["gradients"].keys()
-    difference = np.sqrt(sum(np.sum((one["gradients"][k] - other["gradients"][k]).astype(np.float64) ** 2) for k in one["gradients"]))
-    norm = np.sqrt(sum(np.sum(g.astype(np.float64) ** 2) for g in one["gradients"].values()))
-    print(f"{name}: loss {other['loss']:.6f}, relative L2 of the gradients {difference / norm:.1e}")
-    assert norm > 0
-    assert difference / norm <= 1e-4
+    difference = relative_difference(one, other)
+    print(f"{name}: loss {other['loss']:.6f}, relative L2 of the gradients {difference:.1e}")
+    assert difference <= 1e-4
+
+
+@pytest.mark.parametrize("name", list(TOPOLOGIES))
+def test_a_run_that_was_saved_elsewhere_goes_on_with_the_batches_it_had_not_seen(results: dict[str, dict[str, Any]], name: str) -> None:
+    one, other = results["one device"]["resumed"], results[name]["resumed"]
+    assert other["step"] == SAVED_AT
+    data = batches(results[name]["data"], batch_size=8, seq_len=48, seed=7)
+    expected = [next(data)["tokens"] for _ in range(SAVED_AT + 3)][SAVED_AT:]
+    assert all(np.array_equal(a, b) for a, b in zip(expected, other["tokens"], strict=True))
+    assert other["loss"] == pytest.approx(one["loss"], rel=1e-5)
+    difference = relative_difference(one, other)
+    print(f"{name}: resumed at step {SAVED_AT}, relative L2 of the gradients {difference:.1e}")
+    assert difference <= 1e-4
