@@ -6,8 +6,11 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
+from gemma_ray.data.shards import read_manifest
 from gemma_ray.errors import ToolError
 from gemma_ray.models.gemma4 import read_text_config
+from gemma_ray.planning.hardware import CHIPS
+from gemma_ray.planning.sizes import train_flops
 from gemma_ray.recipe import Recipe
 from gemma_ray.training.checkpoints import latest_step
 from gemma_ray.training.config import MeshConfig, TrainConfig
@@ -57,7 +60,8 @@ def train_on(
             progress.note(f"   starting {used.devices} PyTorch process(es), one a device")
             return job
         progress.note(f"   starting {used.hosts} JAX process(es) × {used.devices_per_host} device(s)")
-        return {**job, "slices": used.slices, "compile_cache": (recipe.run.cache_path / "xla").absolute()}
+        cache = (recipe.run.cache_path / "xla").absolute()
+        return {**job, "slices": used.slices, "compile_cache": cache, **rates(used, recipe, model, data, settings, seq_len)}
 
     def show(report: dict[str, Any]) -> None:
         if "note" in report:
@@ -86,6 +90,15 @@ def train_on(
 def mesh_on(used: Slice, mesh: MeshConfig) -> MeshConfig:
     """The mesh on what is left of the hardware: a lost slice takes its own copy of it along, lost hosts make `fsdp` shorter."""
     return mesh if used.topology else MeshConfig(fsdp=max(1, used.devices // mesh.tp), tp=mesh.tp)
+
+
+def rates(used: Slice, recipe: Recipe, model: Path, data: Path, settings: TrainConfig, seq_len: int) -> dict[str, float | None]:
+    """What MFU is worked out from: FLOPs of a useful token, nothing computed again, and the peak of all devices; None for emulated ones."""
+    manifest, chip = read_manifest(data), CHIPS.get(used.accelerator.name)
+    documents = max(1, round(sum(shard.examples for shard in manifest.shards) / max(1, manifest.sequences)))
+    rank = recipe.lora.rank if settings.mode == "lora" else None
+    flops = train_flops(read_text_config(model), seq_len, "none", rank, recipe.lora.targets, min(documents, seq_len)).total
+    return {"flops_per_token": flops, "peak_flops": chip.bf16_flops * used.devices if chip and not used.emulate else None}
 
 
 def fits(used: Slice, mesh: MeshConfig, model: Path, rows: int) -> bool:
