@@ -185,7 +185,7 @@ def why_not_compiled(text: dict[str, Any], hardware: Hardware) -> str | None:
     if why := why_not_described(hardware.accelerator, hardware.topology):
         return why
     if text.get("enable_moe_block"):
-        return "nothing was compiled: the training step of a mixture of experts is not supported"
+        return "nothing was compiled: the planner does not compile the training step of a mixture of experts"
     return None
 
 

@@ -27,8 +27,8 @@ def greedy(model: Path, prompts: list[list[int]], new_tokens: int) -> list[list[
     from transformers import Gemma4ForCausalLM
 
     options = {"dtype": torch.float32, "attn_implementation": "eager", "output_loading_info": True}
-    both: Any = Gemma4ForCausalLM.from_pretrained(model, **options)
-    loaded, loading = both
+    found: Any = Gemma4ForCausalLM.from_pretrained(model, **options)
+    loaded, loading = found
     assert not any(loading.values()), loading
     continuations = []
     for prompt in prompts:

@@ -37,8 +37,8 @@ def oracle(folder: Path) -> Any:
     from transformers import Gemma4ForCausalLM
 
     options = {"dtype": torch.float32, "attn_implementation": "eager", "output_loading_info": True}
-    loaded: Any = Gemma4ForCausalLM.from_pretrained(folder, **options)
-    model, loading = loaded
+    found: Any = Gemma4ForCausalLM.from_pretrained(folder, **options)
+    model, loading = found
     assert not any(loading.values()), loading
     return model
 

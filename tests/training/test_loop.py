@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import time
@@ -194,7 +195,12 @@ def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_it_is_used(
     shutil.copytree(straight, tmp_path, dirs_exist_ok=True)
     DAMAGES[damage](tmp_path / "checkpoints")
     damaged, resumed_from = (99, 6) if damage == "an empty newer folder" else (6, 3)
-    with pytest.raises(CheckpointError, match=rf"{damaged}: (cannot be read|not a whole checkpoint) .*remove it"):
+    seen_by_convert = "manifest" not in damage and "array data" not in damage  # those are of the optimizer
+    with (
+        contextlib.nullcontext()
+        if not seen_by_convert
+        else pytest.raises(CheckpointError, match=rf"{damaged}: (cannot be read|not a whole checkpoint) .*remove it")
+    ):
         read_checkpoint(tmp_path / "checkpoints")
     notes: list[str] = []
     result = train(job(tiny_gemma, data, tmp_path, 6), lambda report: notes.append(str(report.get("note"))))

@@ -13,6 +13,7 @@ import jax
 import numpy as np
 import pytest
 from flax import nnx
+from tiny_gemma import write_uneven_gemma
 
 from gemma_ray.data.records import pack_row
 from gemma_ray.data.shards import Manifest, Shard, shard_name, write_shard
@@ -27,7 +28,7 @@ from gemma_ray.training.sharding import make_mesh
 
 LENGTH, BATCH, STEPS, SEED = 40, 8, 50, 5
 LORA = LoraConfig(rank=4, alpha=8)
-RATES = {"adamw": 1e-3, "sgd": 3e-3}
+RATES = {"adamw": 1e-3, "sgd": 2e-2}
 
 
 @pytest.fixture(scope="module", params=SCOPES)
@@ -142,10 +143,16 @@ def theirs(model: Path, data: Path, config: TrainConfig) -> list[tuple[float, di
     return found
 
 
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Random weights with small norms of queries and keys: with sharp attention two fp32 programs drift apart within a few steps."""
+    return write_uneven_gemma(tmp_path_factory.mktemp("uneven") / "model", "gemma4-tiny")
+
+
 @pytest.mark.parametrize("optimizer", list(RATES))
-def test_fifty_steps_have_the_losses_of_peft_and_torch(tiny_gemma: Path, data: Path, tmp_path: Path, optimizer: str) -> None:
+def test_fifty_steps_have_the_losses_of_peft_and_torch(model: Path, data: Path, tmp_path: Path, optimizer: str) -> None:
     config = settings(optimizer)
-    mine, reference = ours(tiny_gemma, data, tmp_path, config), theirs(tiny_gemma, data, config)
+    mine, reference = ours(model, data, tmp_path, config), theirs(model, data, config)
     assert len(mine) == len(reference) == STEPS
     worst = 0.0
     for step, (loss, by_scope) in zip(mine, reference, strict=True):

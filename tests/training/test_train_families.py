@@ -47,6 +47,8 @@ def test_two_steps_lower_the_loss_and_leave_the_base_alone(preset: str, tmp_path
         model = build_model(folder, mesh, "float32", LoraConfig(rank=4, alpha=8))
         optimizer = nnx.Optimizer(model, optax.adam(3e-2), wrt=nnx.LoRAParam)
         graph, state = nnx.split((model, optimizer))
+        everywhere = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+        state = jax.tree.map(lambda x: x if len(x.devices()) > 1 else jax.device_put(x, everywhere), state)  # step counters
 
         def step(state: Any, batch: Any) -> tuple[Any, jax.Array]:
             model, optimizer = nnx.merge(graph, state)
@@ -54,7 +56,8 @@ def test_two_steps_lower_the_loss_and_leave_the_base_alone(preset: str, tmp_path
             return nnx.state((model, optimizer)), loss
 
         batch = batch_of(8, 24)
-        compiled = jax.jit(step, out_shardings=(jax.tree.map(lambda x: x.sharding, state), None)).lower(state, batch).compile(QUICKLY)
+        shardings = (jax.tree.map(lambda x: x.sharding, state), None)
+        compiled = jax.jit(step, out_shardings=shardings).lower(state, batch).compile(QUICKLY)
         trained, losses = state, []
         for _ in range(3):  # the third says what the second bought
             trained, loss = compiled(trained, batch)
