@@ -47,10 +47,10 @@ def test_the_exported_model_is_the_one_that_was_trained(preset: str, tmp_path: P
     if shares:  # as released files have it
         rewrite_tensors(base, lambda tensors: {**tensors, **{name: np.full((2, 3), 7, np.float32) for name in UNREAD}})
     prepare_text([f"module m{i};\nendmodule\n" for i in range(80)], base, 32, tmp_path / "data")
-    job: dict[str, Any] = {"model": base, "data": tmp_path / "data", "checkpoints": tmp_path / "checkpoints"}
+    job: dict[str, Any] = {"model": base, "data": tmp_path / "data", "out": tmp_path}
     settings = TrainConfig(steps=2, batch_size=8, learning_rate=5e-2, warmup_steps=0, checkpoint_every=2)
     mesh, lora = MeshConfig(fsdp=8, tp=1), LoraConfig(rank=4, alpha=8)
-    job |= {"metrics": tmp_path / "metrics.jsonl", "dtype": "float32", "seq_len": 32, "made_from": "x"}
+    job |= {"dtype": "float32", "seq_len": 32, "made_from": {}}
     train(TrainJob(**job, mesh=mesh, train=settings, lora=lora), lambda report: None)
 
     done = export(base, tmp_path / "checkpoints", tmp_path / "exported", ConvertConfig())
