@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 ROW, BATCH, EXAMPLES = 384, 8, 1600
-STEPS, LEFT_OUT, ROUNDS = 40, 8, 3
+STEPS, LEFT_OUT, ROUNDS = 20, 4, 3
 VARIANTS = ("ours", "tunix", "trl")
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
@@ -135,13 +135,14 @@ def tunix(model: Path, data: Path, out: Path) -> list[tuple[float, float]]:
 def trl(model: Path, data: Path, out: Path) -> list[tuple[float, float]]:
     """The same by TRL and PEFT."""
     del data
+    import numpy as np
     import torch
     from datasets import Dataset
     from peft import LoraConfig
     from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, TrainerCallback
     from trl import SFTConfig, SFTTrainer
 
-    rows = [{"input_ids": e.ids.tolist(), "completion_mask": e.loss.astype(int).tolist()} for e in documents()]
+    rows = [{"input_ids": e.ids.tolist(), "labels": np.where(e.loss, e.ids, -100).tolist()} for e in documents()]
     base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32, local_files_only=True)
     ends: list[float] = []
     useful: list[int] = []

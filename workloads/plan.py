@@ -76,8 +76,14 @@ def check(found: Plan | Sweep) -> None:
 
 
 def _planned(recipe: Recipe) -> tuple[str, dict[str, Any], Hardware]:
-    """Model, its config and the hardware. Raises ClusterError when they do not exist or the mesh is of another size."""
+    """Model, its config and the hardware. Raises ClusterError when they do not exist or the mesh is of another size, RecipeError for more
+    than one slice."""
     slice = slice_of(recipe)
+    if slice.slices > 1:
+        raise RecipeError(
+            f"cluster.slices = {slice.slices}: a plan is of one slice. Plan its share: --set cluster.slices=1 "
+            f"--set train.batch_size={max(1, recipe.train.batch_size // slice.slices)}"
+        )
     check_mesh(slice, recipe.mesh.fsdp, recipe.mesh.tp)
     name, text = planned_model(recipe.model.source)
     return name, text, Hardware(slice.accelerator.name, slice.topology, slice.pod_type, slice.devices)
