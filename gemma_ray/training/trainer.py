@@ -22,6 +22,7 @@ from tunix.sft import hooks
 from tunix.sft.peft_trainer import PeftTrainer, TrainingConfig
 from tunix.sft.profiler import Profiler, ProfilerOptions
 
+from gemma_ray.data.shards import read_manifest
 from gemma_ray.data.source import batches, held_out, rows_of_batch
 from gemma_ray.errors import StageError
 from gemma_ray.models.gemma4 import read_text_config
@@ -234,6 +235,13 @@ class Trainer(PeftTrainer):
             paths = state_paths(nnx.state(self.model, nnx.LoRAParam))
             self._note(target_table(read_text_config(self.job.model), self.job.lora, paths).describe())
         self._note(f"{found.trained_parameters:,} parameters are trained ({share:.2%} of the model); on a device: {parts}")
+        data, t, out = read_manifest(self.job.data), self.job.train, self.job.out
+        epochs = t.steps * t.batch_size / max(1, data.sequences - t.eval_batches * t.batch_size)
+        self._note(
+            f"{t.steps:,} steps of {t.batch_size} rows of up to {data.seq_len:,} tokens; the data's {data.sequences:,} rows "
+            f"({data.tokens:,} tokens, {data.loss_tokens:,} bear loss) come {epochs:.2g} times"
+        )
+        self._note(f"look at {self.job.metrics}" + (f", or `tensorboard --logdir {out / 'tensorboard'}`" if t.tensorboard else ""))
 
     def _note(self, text: str) -> None:
         if jax.process_index() == 0:

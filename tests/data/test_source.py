@@ -16,7 +16,7 @@ from gemma_ray.data.packing import LEAST_BUCKET, bucket_lengths, pack
 from gemma_ray.data.records import pack_row
 from gemma_ray.data.sharding import rows_of
 from gemma_ray.data.shards import Manifest, Shard, read_manifest, shard_name, write_shard
-from gemma_ray.data.source import batches
+from gemma_ray.data.source import batches, rows_of_batch
 from gemma_ray.errors import DataError
 from gemma_ray.models.templates import Tokens
 
@@ -167,3 +167,20 @@ def test_a_folder_that_is_no_data_is_refused(tmp_path: Path) -> None:
     write_json(tmp_path / "manifest.json", {})
     with pytest.raises(DataError, match="not a manifest"):
         batches(tmp_path, batch_size=1, seq_len=16, seed=0)
+
+
+def test_a_shard_without_rows_is_passed_over_on_every_host(tmp_path: Path) -> None:
+    folder = write_data(tmp_path / "data", [20, 30, 40], "padded", shards=5)
+    seen = [number for batch in first(folder, 3, batch_size=2) for number in examples(batch)]
+    assert sorted(set(seen)) == [1, 2, 3]
+    halves = [first(folder, 3, batch_size=2, rows=[row]) for row in range(2)]
+    assert [number for pair in zip(*halves, strict=True) for batch in pair for number in examples(batch)] == seen
+    assert (
+        len(
+            {
+                *rows_of_batch(folder, 0, batch_size=2, seq_len=LENGTH, seed=1),
+                *rows_of_batch(folder, 1, batch_size=1, seq_len=LENGTH, seed=1),
+            }
+        )
+        >= 2
+    )

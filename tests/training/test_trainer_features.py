@@ -184,8 +184,11 @@ def test_times_and_rates_add_up(tiny_gemma: Path, data: Path, tmp_path: Path) ->
         assert m.padded_tokens_per_s == pytest.approx(4 * LENGTH / m.step_s)
         assert m.mfu == pytest.approx(m.tokens_per_s * 1e6 / 1e12)
         assert m.loss_full == pytest.approx(m.loss)
-    assert "parameters are trained" in notes[0]
-    assert "optimizer" in notes[0]
+    assert notes[0].startswith("q_proj → q_einsum layers 0-5 (6)")
+    assert "parameters are trained" in notes[1]
+    assert "optimizer" in notes[1]
+    assert "6 steps of 4 rows of up to 32 tokens" in notes[2]
+    assert "metrics.jsonl" in notes[3]
 
 
 FULL = """
