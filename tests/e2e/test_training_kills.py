@@ -20,8 +20,8 @@ import yaml
 from gemma_ray.training.checkpoints import read_checkpoint
 from gemma_ray.training.metrics import read_metrics
 
-STEPS, KILLS, SEED = 120, 20, 7
-LIMIT_S = 240.0
+STEPS, KILLS, SEED = 60, 20, 7
+LIMIT_S = 600.0
 
 
 def write_recipe(folder: Path, model: Path) -> Path:
@@ -30,7 +30,7 @@ def write_recipe(folder: Path, model: Path) -> Path:
         "model": {"source": str(model), "dtype": "float32"},
         "data": {"examples": 120, "heldout_problems": 1, "max_seq_len": 160, "near_duplicates": None},
         "lora": {"rank": 4, "alpha": 8, "dropout": 0.1},
-        "train": {"steps": STEPS, "batch_size": 4, "learning_rate": 3e-3, "warmup_steps": 5, "checkpoint_every": 4, "tensorboard": False},
+        "train": {"steps": STEPS, "batch_size": 4, "learning_rate": 3e-3, "warmup_steps": 5, "checkpoint_every": 3, "tensorboard": False},
         "mesh": {"fsdp": 2, "tp": 2},
         "cluster": {"accelerator": "v5p", "topology": "2x2x1", "emulate": True, "spare_slices": 1},
         "run": {"dir": str(folder / "run"), "cache_dir": str(folder.parent / "cache")},
