@@ -102,7 +102,7 @@ def jax_trainer(
 
 def _fit(trainer: Any) -> Any:
     """Run a Ray trainer; its errors come out as RemoteError."""
-    from ray.exceptions import RayError
+    from ray.exceptions import RayActorError, RayError
     from ray.train import TrainingFailedError, WorkerGroupError
     from ray.train.v2._internal.exceptions import WorkerGroupStartupFailedError, WorkerGroupStartupTimeoutError
 
@@ -113,6 +113,9 @@ def _fit(trainer: Any) -> Any:
         raise
     except WorkerGroupError as e:
         raise _first_cause(e.worker_failures) from None
+    except RayActorError as e:  # Ray's controller was on a host that was lost
+        trainer.stop()
+        raise RemoteError.death("Ray Train's controller", str(e)) from None
     except (TrainingFailedError, RayError) as e:
         # The controller has tried as often as it may: its last line is the cause, and an exit code ends it here unless a host was lost.
         cause = str(e).strip().rpartition("\n")[2].strip()
