@@ -31,7 +31,10 @@ LORA = LoraConfig(rank=4, alpha=8)
 RATES = {"adamw": 1e-3, "sgd": 2e-2}
 
 
-@pytest.fixture(scope="module", params=SCOPES)
+SLOW = pytest.mark.slow
+
+
+@pytest.fixture(scope="module", params=[pytest.param("full", marks=SLOW), pytest.param("assistant", marks=SLOW), "final_answer"])
 def data(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Documents of a prompt, reasoning and an answer that can be learnt, of many lengths; loss is in one scope."""
     folder = tmp_path_factory.mktemp("data")
@@ -149,7 +152,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_uneven_gemma(tmp_path_factory.mktemp("uneven") / "model", "gemma4-tiny")
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", pytest.param("sgd", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("optimizer", ["adamw", pytest.param("sgd", marks=SLOW)])
 def test_fifty_steps_have_the_losses_of_peft_and_torch(model: Path, data: Path, tmp_path: Path, optimizer: str) -> None:
     config = settings(optimizer)
     mine, reference = ours(model, data, tmp_path, config), theirs(model, data, config)
