@@ -139,7 +139,7 @@ def test_an_unknown_key_is_refused_and_the_nearest_is_named(recipe_file: Any, te
 
 
 def test_an_unknown_key_like_no_other_lists_what_is_known(recipe_file: Any):
-    with pytest.raises(RecipeError, match="Known here: rank, alpha, targets"):
+    with pytest.raises(RecipeError, match="Known here: rank, alpha, rslora, dropout, targets"):
         load_recipe(recipe_file("lora: {zzz: 1}"))
 
 

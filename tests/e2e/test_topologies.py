@@ -96,6 +96,7 @@ def resumed(config: dict[str, Any]) -> dict[str, Any]:
 
 
 SAVED_AT = 4
+RESUMED_ON = ("one device", "2 hosts x 2 devices")
 
 
 def saved_run(model: Path, folder: Path) -> dict[str, Any]:
@@ -124,6 +125,8 @@ def results(tiny_gemma: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[
         config = {"model": tiny_gemma, "data": folder / "data", "fsdp": fsdp, "tp": tp}
         with connect(hardware):
             found[name] = run_spmd(step, config, hardware, name="step", storage=folder / "ray") | {"data": folder / "data"}
+            if name not in RESUMED_ON:
+                continue
             config = {"job": job, "mesh": MeshConfig(fsdp=fsdp, tp=tp)}
             found[name]["resumed"] = run_spmd(resumed, config, hardware, name="resumed", storage=folder / "ray")
     return found
@@ -155,7 +158,7 @@ def test_batch_loss_and_gradients_are_those_of_one_device(results: dict[str, dic
     assert difference <= 1e-4
 
 
-@pytest.mark.parametrize("name", list(TOPOLOGIES))
+@pytest.mark.parametrize("name", RESUMED_ON)
 def test_a_run_that_was_saved_elsewhere_goes_on_with_the_batches_it_had_not_seen(results: dict[str, dict[str, Any]], name: str) -> None:
     one, other = results["one device"]["resumed"], results[name]["resumed"]
     assert other["step"] == SAVED_AT

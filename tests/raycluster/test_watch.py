@@ -69,6 +69,7 @@ def test_workers_that_do_not_save_in_time_are_aborted_as_preempted(driver):
 
 
 def test_sigterm_between_attempts_and_a_second_one_end_at_once():
+    before = signal.getsignal(signal.SIGTERM)
     with sigterm_handled() as sigterm:
         with pytest.raises(SystemExit) as ended:
             signal.raise_signal(signal.SIGTERM)
@@ -80,4 +81,4 @@ def test_sigterm_between_attempts_and_a_second_one_end_at_once():
             signal.raise_signal(signal.SIGTERM)
             done.append("never reached")
         assert (ended.value.code, done) == (143, ["saved"])
-    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    assert signal.getsignal(signal.SIGTERM) == before
