@@ -21,7 +21,7 @@ from jax.experimental import multihost_utils
 from tunix.sft.checkpoint_manager import CheckpointManager
 
 from gemma_ray.errors import CheckpointError
-from gemma_ray.training.checkpoints import DAMAGED, least_eval_loss, read_metadata, reason_unreadable, whole_steps
+from gemma_ray.training.checkpoints import DAMAGED, least_eval_loss, numbered_steps, read_metadata, reason_unreadable, whole_steps
 
 
 class PreemptedError(Exception):
@@ -108,7 +108,7 @@ class Checkpoints(CheckpointManager):
         were checkpoints and none can be read.
         """
         damaged = []
-        while steps := _numbered(self.folder):
+        while steps := numbered_steps(self.folder):
             step, why, metadata = steps[0], "", {}
             try:
                 metadata = read_metadata(self.folder, step)
@@ -133,11 +133,6 @@ class Checkpoints(CheckpointManager):
             (self.folder / str(step)).rename(_free_name(self.folder, step))
         _any_process(False)  # nobody looks before it is done
         self.orbax.reload()
-
-
-def _numbered(folder: Path) -> list[int]:
-    """Steps in the folder, newest first."""
-    return sorted((int(path.name) for path in folder.iterdir() if path.is_dir() and path.name.isdigit()), reverse=True)
 
 
 def _free_name(folder: Path, step: int) -> Path:

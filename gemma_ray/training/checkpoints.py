@@ -30,17 +30,20 @@ def latest_step(folder: Path) -> int | None:
 
     Raises CheckpointError when `folder` is a file.
     """
+    return next(iter(numbered_steps(folder)), None)
+
+
+def numbered_steps(folder: Path) -> list[int]:
+    """Every step that has a folder, newest first, whole or damaged. Raises CheckpointError when `folder` is a file."""
     if folder.exists() and not folder.is_dir():
         raise CheckpointError(f"{folder}: a file where the folder of checkpoints belongs; move it away")
     steps = [int(p.name) for p in folder.iterdir() if p.is_dir() and p.name.isdigit()] if folder.is_dir() else []
-    return max(steps, default=None)
+    return sorted(steps, reverse=True)
 
 
 def whole_steps(folder: Path) -> list[int]:
     """Steps whose metadata can be read and whose parts are there, newest first. Raises CheckpointError when `folder` is a file."""
-    latest_step(folder)
-    steps = [int(path.name) for path in folder.iterdir() if path.is_dir() and path.name.isdigit()] if folder.is_dir() else []
-    return [step for step in sorted(steps, reverse=True) if _is_whole(folder, step)]
+    return [step for step in numbered_steps(folder) if _is_whole(folder, step)]
 
 
 def _is_whole(folder: Path, step: int) -> bool:

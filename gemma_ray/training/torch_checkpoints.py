@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save_file
 
 from gemma_ray.artifacts import file_sha256, read_json, whole_folder, write_json
 from gemma_ray.errors import CheckpointError
-from gemma_ray.training.checkpoints import check_same
+from gemma_ray.training.checkpoints import check_same, numbered_steps
 from gemma_ray.training.torch_model import ADAPTER, trained
 
 STATE, OPTIMIZER, RANDOM = "state.json", "optimizer.safetensors", "random.safetensors"
@@ -46,11 +46,8 @@ def newest_whole(folder: Path, made_from: dict[str, Any], steps: int) -> Resume:
 
     Raises CheckpointError when it was trained from something else than `made_from` or is past `steps`, or there are only damaged ones.
     """
-    if folder.exists() and not folder.is_dir():
-        raise CheckpointError(f"{folder}: a file where the folder of checkpoints belongs; move it away")
-    found = sorted((int(p.name) for p in folder.iterdir() if p.is_dir() and p.name.isdigit()), reverse=True) if folder.is_dir() else []
     damaged = []
-    for step in found:
+    for step in numbered_steps(folder):
         try:
             state = read_whole(folder / str(step))
         except CheckpointError as e:
