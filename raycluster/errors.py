@@ -8,7 +8,11 @@ attribute `preempted` is True says that the work was saved because its machine, 
 
 from __future__ import annotations
 
+import errno
 import traceback
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""Numbers of the system's errors that say that a disk takes no more."""
 
 
 class ClusterError(Exception):
@@ -42,9 +46,11 @@ class RemoteError(Exception):
 
     @classmethod
     def of(cls, error: BaseException) -> RemoteError:
-        """Describe an exception; call it in the worker."""
-        code, preempted = getattr(error, "exit_code", None), getattr(error, "preempted", False) is True
-        return cls(type(error).__name__, str(error), code if isinstance(code, int) else None, traceback.format_exc(), preempted)
+        """Describe an exception; call it in the worker. A disk that is full is the caller's to mend, as an exit code of 2 says."""
+        code, preempted, message = getattr(error, "exit_code", None), getattr(error, "preempted", False) is True, str(error)
+        if isinstance(error, OSError) and error.errno in FULL:
+            code, message = 2, ": ".join(str(part) for part in (error.filename, error.strerror) if part)
+        return cls(type(error).__name__, message, code if isinstance(code, int) else None, traceback.format_exc(), preempted)
 
     @property
     def deliberate(self) -> bool:

@@ -14,13 +14,13 @@ from types import FrameType
 from typing import Any
 
 from gemma_ray.recipe import Recipe, load_recipe
+from raycluster.errors import FULL
 from workloads.progress import Progress
 
 Run = Callable[[Recipe, Progress], Any]
 
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 UNUSABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP)
-"""Numbers of system errors that whoever owns a place can mend; the second kind names the file."""
+"""Numbers of system errors that whoever owns the place can mend, where the file is named; so are FULL."""
 
 
 def main(run: Run) -> None:

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from gemma_ray.artifacts import write_text
+from gemma_ray.errors import ResourceError
 
 
 @dataclass(frozen=True)
@@ -55,9 +56,14 @@ class MetricsFile:
         write_text(path, "".join(json.dumps(asdict(m)) + "\n" for m in kept))
 
     def append(self, metrics: StepMetrics) -> None:
-        """Write one step."""
-        with self.path.open("a", encoding="utf-8") as f:
-            f.write(json.dumps(asdict(metrics)) + "\n")
+        """Write one step. Raises ResourceError when the disk does not take it."""
+        try:
+            with self.path.open("a", encoding="utf-8") as f:
+                f.write(json.dumps(asdict(metrics)) + "\n")
+        except OSError as e:
+            raise ResourceError(
+                f"{self.path}: step {metrics.step} cannot be written ({e.strerror}). Make room there, and run it again"
+            ) from e
 
 
 def read_metrics(path: Path) -> list[StepMetrics]:

@@ -1,6 +1,7 @@
 """Which failures of a worker are tried again, and how often. Ray is left out: what its trainer raises is made here."""
 
 import contextlib
+import errno
 import signal
 
 import pytest
@@ -115,6 +116,13 @@ def test_preemptions_without_any_progress_are_failures(attempts):
 
 def test_a_preemption_is_no_error_of_the_program_whatever_its_exit_code():
     assert not SAVED.deliberate
+
+
+def test_a_full_disk_is_not_tried_again():
+    failure = RemoteError.of(OSError(errno.ENOSPC, "No space left on device", "/run/metrics.jsonl"))
+    assert failure.deliberate
+    assert (failure.to_error().exit_code, str(failure.to_error())) == (2, "/run/metrics.jsonl: No space left on device")
+    assert not RemoteError.of(OSError(errno.EIO, "Input/output error")).deliberate
 
 
 def test_a_sigterm_to_the_driver_ends_it_once_the_workers_have_saved(attempts):

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from gemma_ray.data.prepare import prepare_text
-from gemma_ray.errors import CheckpointError, RecipeError, StageError
+from gemma_ray.errors import CheckpointError, RecipeError, ResourceError, StageError
 from gemma_ray.training.checkpoints import latest_step, read_checkpoint
 from gemma_ray.training.config import LoraConfig, MeshConfig, TrainConfig
 from gemma_ray.training.loop import Trainer, TrainJob, train
@@ -151,6 +151,9 @@ def test_steps_after_the_checkpoint_are_dropped_from_the_metrics(tmp_path: Path)
         file.append(StepMetrics(step, 1.0, 0.1, 1.0, 10.0, 5, 0.1))
     MetricsFile(path, 3)
     assert [m.step for m in read_metrics(path)] == [1, 2, 3]
+    file.path = Path("/dev/full")
+    with pytest.raises(ResourceError, match=r"/dev/full: step 6 cannot be written \(No space left"):
+        file.append(StepMetrics(6, 1.0, 0.1, 1.0, 10.0, 5, 0.1))
 
 
 @pytest.mark.parametrize("make", ["nothing", "an empty folder"])
