@@ -45,6 +45,7 @@ HEAD_BYTES = 640 << 20
 HOST_OBJECT_STORE_BYTES = 96 << 20
 # How long what is killed has to be gone.
 END_S = 10.0
+REAP_S = 0.5
 
 
 @contextlib.contextmanager
@@ -79,15 +80,18 @@ def emulated_cluster(
     _remove_abandoned()
     with _locked_folder() as folder, quiet_ray(), _sigterm_kept() as keep_sigterm:
         cluster = guard = None
+        over = threading.Event()
         try:
             with _ray_folder(folder):
                 guard = _guard(folder)
                 cluster = _start_head(head_cpus + hosts - nodes, object_store_bytes, dashboard, log_to_driver)
                 _add_hosts(cluster, slice, nodes, host_cpus)
+                threading.Thread(target=_reap, args=(cluster, over), name="reap", daemon=True).start()
                 ray.init(address=cluster.address, log_to_driver=log_to_driver, logging_level=logging.WARNING)
             keep_sigterm()
             yield cluster.address
         finally:
+            over.set()
             with _hold_interrupts():
                 ray.shutdown()
                 if cluster is not None:
@@ -148,6 +152,13 @@ def _add_hosts(cluster: Any, slice: Slice, nodes: int, cpus: int) -> None:
         cluster.wait_for_nodes()
     except Exception as e:
         raise ClusterError(f"host {len(cluster.worker_nodes)} of {nodes} did not start on this machine: {e}") from e
+
+
+def _reap(cluster: Any, over: threading.Event) -> None:
+    """Collect daemons that were killed until `over`: a worker ends when its raylet is no process any more, and a zombie is one."""
+    while not over.wait(REAP_S):
+        for node in cluster.list_all_nodes():
+            node.live_processes()
 
 
 def _check_memory(needed: int) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from gemma_ray.artifacts import write_text
 from gemma_ray.errors import ResourceError
+from gemma_ray.training.claim import Claim
 
 
 @dataclass(frozen=True)
@@ -50,13 +51,14 @@ class StepMetrics:
 class MetricsFile:
     """Appends steps to a file. Opening it for a resumed run drops the steps after the checkpoint, and a line that a kill cut short."""
 
-    def __init__(self, path: Path, resume_after: int):
-        self.path = path
+    def __init__(self, path: Path, resume_after: int, claim: Claim):
+        self.path, self.claim = path, claim
         kept = [m for m in read_metrics(path) if m.step <= resume_after]
         write_text(path, "".join(json.dumps(asdict(m)) + "\n" for m in kept))
 
     def append(self, metrics: StepMetrics) -> None:
-        """Write one step. Raises ResourceError when the disk does not take it."""
+        """Write one step. Raises ResourceError when the disk does not take it, StageError when the claim is lost."""
+        self.claim.check()
         try:
             with self.path.open("a", encoding="utf-8") as f:
                 f.write(json.dumps(asdict(metrics)) + "\n")

@@ -23,6 +23,7 @@ from transformers import AutoTokenizer, PrinterCallback, TrainerCallback
 from trl.trainer.sft_trainer import SFTTrainer
 
 from gemma_ray.errors import StageError
+from gemma_ray.training.claim import Claim
 from gemma_ray.training.metrics import MetricsFile, StepMetrics, read_metrics
 from gemma_ray.training.torch_arguments import adamw, learning_rate, sft_arguments
 from gemma_ray.training.torch_checkpoints import Resume, newest_whole, restore_optimizer, restore_random, save
@@ -42,6 +43,7 @@ def train_torch(job: TorchJob, report: Report) -> TorchResult:
     """
     rank, ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     check_torch(job.train, job.mesh, ranks)
+    claim = Claim(job.out) if rank == 0 else None
     resume = _agreed(rank, ranks, lambda: newest_whole(job.checkpoints, job.made_from, job.train.steps))
     for damage in resume.damaged if rank == 0 else ():
         report({"note": f"{damage}; going on from step {resume.step}"})
@@ -52,7 +54,7 @@ def train_torch(job: TorchJob, report: Report) -> TorchResult:
     adapter = resume.folder or job.initial_adapter
     if adapter:
         load_adapter(model, adapter)
-    trainer = TwinTrainer(model, job, arguments, RankBatches(job, rank, ranks), resume, report)
+    trainer = TwinTrainer(model, job, arguments, RankBatches(job, rank, ranks), resume, claim, report)
     trainer.train()
     return TorchResult(trainer.state.global_step, trainer.last_loss, resume.step)
 
@@ -85,7 +87,9 @@ def _as_they_are(rows: list[Any]) -> dict[str, Any]:
 class TwinTrainer(SFTTrainer):
     """SFTTrainer on a rank's batches, with the JAX trainer's optimizer, schedule, metrics and rules for checkpoints."""
 
-    def __init__(self, model: PeftModel, job: TorchJob, arguments: Any, batches: RankBatches, resume: Resume, report: Report):
+    def __init__(
+        self, model: PeftModel, job: TorchJob, arguments: Any, batches: RankBatches, resume: Resume, claim: Claim | None, report: Report
+    ):
         self.job, self.batches, self.resume, self.report = job, batches, resume, report
         self.ranks, self.rank = arguments.world_size, arguments.process_index
         super().__init__(
@@ -101,7 +105,7 @@ class TwinTrainer(SFTTrainer):
         self.counts = [0, 0]
         self.step_started = 0.0
         self.last_loss = _last_loss(job) if resume.step else math.nan
-        self.metrics_file = MetricsFile(job.metrics, resume.step) if self.rank == 0 else None
+        self.metrics_file = MetricsFile(job.metrics, resume.step, claim) if claim else None
 
     def create_accelerator_and_postprocess(self) -> None:
         """Shard over gloo as well: accelerate applies FSDP on accelerators only, although PyTorch's works on CPU."""

@@ -30,6 +30,7 @@ from gemma_ray.training.batches import check_same_batch, local_rows, place_batch
 from gemma_ray.training.boards import boards
 from gemma_ray.training.build import state_paths
 from gemma_ray.training.checkpointing import Checkpoints
+from gemma_ray.training.claim import Claim
 from gemma_ray.training.clock import StepClock
 from gemma_ray.training.guard import IN_A_ROW, SpikeGuard
 from gemma_ray.training.heldout import EvalLoss, Patience, evaluate, scope_means
@@ -52,6 +53,7 @@ class Trainer(PeftTrainer):
         config = TrainingConfig(eval_every_n_steps=settings.steps + 1)
         self.boards = boards(job.out, settings) if is_first else None
         super().__init__(model, build_optimizer(settings), config, self.boards)
+        claim = Claim(job.out) if is_first else None
         self.checkpoint_manager = Checkpoints(job.checkpoints, settings.checkpoint_every, settings.keep_checkpoints, self._note)
         step, metadata = self.checkpoint_manager.restore(self.model, self.optimizer, self._lora_enabled)
         self._train_steps = self._iter_steps = self.resumed_from = step
@@ -66,7 +68,7 @@ class Trainer(PeftTrainer):
         self.batches = self._batches(self.rows)
         if step:
             self.batches.set_state(metadata["data"])
-        self.metrics_file = MetricsFile(job.metrics, step) if is_first else None
+        self.metrics_file = MetricsFile(job.metrics, step, claim) if claim else None
         self.with_data_hooks(_NextBatch())
         self._step: Step | None = None
         self.clock = StepClock()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shutil
+import socket
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,6 +19,7 @@ import pytest
 from gemma_ray.data.prepare import prepare_text
 from gemma_ray.errors import CheckpointError, RecipeError, ResourceError, StageError
 from gemma_ray.training.checkpoints import latest_step, read_checkpoint
+from gemma_ray.training.claim import Claim
 from gemma_ray.training.config import LoraConfig, MeshConfig, TrainConfig
 from gemma_ray.training.loop import Trainer, TrainJob, train
 from gemma_ray.training.metrics import MetricsFile, StepMetrics, read_metrics
@@ -146,11 +149,15 @@ def test_a_mesh_of_another_number_of_devices_is_refused() -> None:
 
 def test_steps_after_the_checkpoint_are_dropped_from_the_metrics(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    file = MetricsFile(path, 0)
+    file = MetricsFile(path, 0, Claim(tmp_path))
     for step in range(1, 6):
         file.append(StepMetrics(step, 1.0, 0.1, 1.0, 10.0, 5, 0.1))
-    MetricsFile(path, 3)
+    again = MetricsFile(path, 3, Claim(tmp_path))
     assert [m.step for m in read_metrics(path)] == [1, 2, 3]
+    with pytest.raises(StageError, match=f"claim: the run now belongs to {socket.gethostname()} pid {os.getpid()}"):
+        file.append(StepMetrics(6, 1.0, 0.1, 1.0, 10.0, 5, 0.1))
+    assert [m.step for m in read_metrics(path)] == [1, 2, 3]
+    file = again
     file.path = Path("/dev/full")
     with pytest.raises(ResourceError, match=r"/dev/full: step 6 cannot be written \(No space left"):
         file.append(StepMetrics(6, 1.0, 0.1, 1.0, 10.0, 5, 0.1))
