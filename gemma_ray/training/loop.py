@@ -13,7 +13,7 @@ from gemma_ray.models.attention import pick_kernel
 from gemma_ray.models.gemma4 import read_text_config
 from gemma_ray.training.build import build_model
 from gemma_ray.training.checkpoints import check_continuable
-from gemma_ray.training.config import LoraConfig, MeshConfig, TrainConfig
+from gemma_ray.training.job import Job
 from gemma_ray.training.sharding import make_mesh
 from gemma_ray.training.trainer import Trainer
 
@@ -21,20 +21,9 @@ Report = Callable[[dict[str, Any]], None]
 
 
 @dataclass(frozen=True)
-class TrainJob:
-    """Everything a process needs to train. Paths must be visible from every host."""
+class TrainJob(Job):
+    """A `Job` for JAX."""
 
-    model: Path
-    data: Path
-    out: Path
-    """Folder of `checkpoints/`, `metrics.jsonl`, `tensorboard/` and `profile/`."""
-    dtype: str
-    seq_len: int
-    mesh: MeshConfig
-    train: TrainConfig
-    lora: LoraConfig
-    made_from: dict[str, Any]
-    """What determines the result, by key; a checkpoint with another is refused."""
     slices: int = 1
     """Copies of the mesh, each on a slice of its own and with its share of the batch."""
     flops_per_token: float | None = None
@@ -43,14 +32,6 @@ class TrainJob:
     """Of all devices together, a second; None where it is not known."""
     compile_cache: Path | None = None
     """Folder that XLA's programs are kept in, so that a restart does not compile again what took minutes."""
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.out / "checkpoints"
-
-    @property
-    def metrics(self) -> Path:
-        return self.out / "metrics.jsonl"
 
 
 @dataclass(frozen=True)

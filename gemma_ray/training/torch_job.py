@@ -4,36 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from gemma_ray.errors import CheckpointError, RecipeError
-from gemma_ray.training.config import LoraConfig, MeshConfig, TrainConfig
+from gemma_ray.training.config import MeshConfig, TrainConfig
+from gemma_ray.training.job import Job
 
 
 @dataclass(frozen=True)
-class TorchJob:
-    """Everything a process needs to train: the fields of `loop.TrainJob`, whose module imports JAX. Paths are visible from every host."""
+class TorchJob(Job):
+    """A `Job` for PyTorch."""
 
-    model: Path
-    data: Path
-    out: Path
-    dtype: str
-    seq_len: int
-    mesh: MeshConfig
-    train: TrainConfig
-    lora: LoraConfig
-    made_from: dict[str, Any]
-    """What determines the result, by key; a checkpoint with another is refused."""
     initial_adapter: Path | None = None
     """A folder with a PEFT adapter to begin with, in place of a fresh one."""
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.out / "checkpoints"
-
-    @property
-    def metrics(self) -> Path:
-        return self.out / "metrics.jsonl"
 
 
 @dataclass(frozen=True)
