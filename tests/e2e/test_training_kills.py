@@ -20,7 +20,7 @@ import yaml
 from gemma_ray.training.checkpoints import read_checkpoint
 from gemma_ray.training.metrics import read_metrics
 
-STEPS, KILLS, SEED = 200, 20, 7
+STEPS, KILLS, SEED = 100, 20, 7
 LIMIT_S = 600.0
 
 
