@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from tiny_gemma import FAMILIES, write_tiny_gemma, write_uneven_gemma
+from tiny_gemma import FAMILIES, SHORT, write_tiny_gemma, write_uneven_gemma
 
 # Read by JAX at its first import, which is later than this file. The tests need a mesh, not speed.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -33,6 +33,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def tiny_gemma(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model folder that tests may read, not change."""
     return write_tiny_gemma(tmp_path_factory.mktemp("tiny-gemma"))
+
+
+@pytest.fixture(scope="session")
+def short_gemma(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with one local and one global layer, for tests that train again and again."""
+    return write_tiny_gemma(tmp_path_factory.mktemp("short-gemma"), **SHORT["gemma4-tiny"])
 
 
 @pytest.fixture(scope="session", params=FAMILIES)

@@ -36,21 +36,21 @@ QUICKLY: dict[str, Any] = {"xla_backend_optimization_level": 0, "xla_llvm_disabl
 """XLA's options for a program that runs once: compiling takes a third of the time."""
 
 
-def write_tiny_gemma(folder: Path, preset: str = "gemma4-tiny") -> Path:
-    """Hugging Face files of a built-in preset with seeded random weights."""
+def write_tiny_gemma(folder: Path, preset: str = "gemma4-tiny", **sizes: int) -> Path:
+    """Hugging Face files of a built-in preset, with other sizes where given, and seeded random weights."""
     folder.mkdir(parents=True, exist_ok=True)
     train_tokenizer(TEXTS, PRESETS[preset]["vocab_size"], folder)
-    write_initial_model(preset, folder, seed=0)
+    with mock.patch.dict(PRESETS, {preset: {**PRESETS[preset], **sizes}}):
+        write_initial_model(preset, folder, seed=0)
     return folder
 
 
-def write_uneven_gemma(folder: Path, preset: str, **sizes: Any) -> Path:
-    """The same, with other sizes where given, and norms and scales that are not all one, so that one in the wrong place shows.
+def write_uneven_gemma(folder: Path, preset: str, **sizes: int) -> Path:
+    """The same with norms and scales that are not all one, so that one in the wrong place shows.
 
     Norms of queries and keys are small: unscaled scores of random weights would be so sharp that fp32 is not enough to compare models.
     """
-    with mock.patch.dict(PRESETS, {preset: {**PRESETS[preset], **sizes}}):
-        write_tiny_gemma(folder, preset)
+    write_tiny_gemma(folder, preset, **sizes)
     random = np.random.default_rng(1)
 
     def uneven(name: str, tensor: np.ndarray) -> np.ndarray:

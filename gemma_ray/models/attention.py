@@ -1,7 +1,7 @@
 """Attention over rows that hold several documents: causal, within a sliding window, and never across documents.
 
     kernel   runs on                    memory of a layer
-    dot      anything                   [batch, heads, length, length]
+    dot      anything                   [batch, heads, length, length], less what no block of queries may see
     splash   TPU (CPU: interpreted)     a block at a time; blocks that the mask empties are skipped
 
 Both take `segments` [batch, length]: equal numbers see each other. Tunix's own flash path has none (google/tunix, models/gemma4/model.py),
@@ -21,6 +21,9 @@ Kernel = Literal["dot", "splash"]
 SPLASH_BLOCKS = {256: 512, 512: 512}
 SMALLEST_BLOCK = 128
 """The kernel's tiles are of 128 positions, the lanes of a TPU vector register."""
+
+DOT_BLOCK, DOT_BLOCKS = 128, 8
+"""Queries that dot takes at a time, at least, and how many such blocks, at most: each is compiled for itself."""
 
 _BLOCKS = ("block_q", "block_kv", "block_q_dkv", "block_kv_dkv", "block_kv_dkv_compute", "block_q_dq", "block_kv_dq")
 
@@ -42,27 +45,42 @@ def attend(
 
 
 def _dot(query: Any, key: Any, value: Any, segments: Any, window: int | None) -> jax.Array:
-    import jax
+    """A block of queries at a time, over the keys that any of them may see."""
     import jax.numpy as jnp
     from jax.ad_checkpoint import checkpoint_name
+
+    length = query.shape[1]
+    side = max(DOT_BLOCK, -(-length // DOT_BLOCKS))
+    parts = []
+    for start in range(0, length, side):
+        queries, keys = slice(start, start + side), slice(max(0, start + 1 - (window or length)), start + side)
+        seen = visible(segments, window, queries, keys)
+        parts.append(_dot_block(query[:, queries], key[:, keys], value[:, keys], seen))
+    return checkpoint_name(jnp.concatenate(parts, axis=1), OUTPUT)
+
+
+def _dot_block(query: Any, key: Any, value: Any, seen: Any) -> jax.Array:
+    import jax
+    import jax.numpy as jnp
 
     batch, length, heads, dim = query.shape
     grouped = query.reshape(batch, length, key.shape[2], heads // key.shape[2], dim)
     scores = jnp.einsum("btkgh,bskh->bkgts", grouped, key, preferred_element_type=jnp.float32)
-    seen = visible(segments, window)[:, None, None]
-    weights = jax.nn.softmax(jnp.where(seen, scores, jnp.finfo(jnp.float32).min), axis=-1)
-    mixed = jnp.einsum("bkgts,bskh->btkgh", weights.astype(value.dtype), value)
-    return checkpoint_name(mixed.reshape(query.shape), OUTPUT)
+    weights = jax.nn.softmax(jnp.where(seen[:, None, None], scores, jnp.finfo(jnp.float32).min), axis=-1)
+    return jnp.einsum("bkgts,bskh->btkgh", weights.astype(value.dtype), value).reshape(query.shape)
 
 
-def visible(segments: jax.Array, window: int | None) -> jax.Array:
+EVERY = slice(None)
+
+
+def visible(segments: jax.Array, window: int | None, queries: slice = EVERY, keys: slice = EVERY) -> jax.Array:
     """Which key each query sees, bool [batch, query, key]."""
     import jax.numpy as jnp
 
     place = jnp.arange(segments.shape[1])
-    distance = place[:, None] - place[None, :]
+    distance = place[queries, None] - place[None, keys]
     near = (distance >= 0) & (distance < (window or segments.shape[1]))
-    return near[None] & (segments[:, :, None] == segments[:, None, :])
+    return near[None] & (segments[:, queries, None] == segments[:, None, keys])
 
 
 def _splash(query: Any, key: Any, value: Any, segments: Any, window: int | None, block: int | None) -> jax.Array:

@@ -22,16 +22,27 @@ from raycluster.session import connect
 from raycluster.slices import Slice, resolve
 from raycluster.trainer import run_spmd
 
-TOPOLOGIES: dict[str, tuple[Slice, int, int]] = {  # slice, fsdp, tp
-    "one device": (resolve("cpu", emulate=True, devices_per_host=1), 1, 1),
-    "1 host x 4 devices": (resolve("v5p", "2x2x1", emulate=True), 2, 2),
-    "2 hosts x 2 devices": (resolve("v5p", "2x2x1", hosts=2, devices_per_host=2, emulate=True), 4, 1),
-    "2 hosts x 2 devices, tp over hosts": (resolve("v5p", "2x2x1", hosts=2, devices_per_host=2, emulate=True), 2, 2),
+ONE = resolve("cpu", emulate=True, devices_per_host=1)
+ONE_HOST = resolve("v5p", "2x2x1", emulate=True)
+TWO_HOSTS = resolve("v5p", "2x2x1", hosts=2, devices_per_host=2, emulate=True)
+TOPOLOGIES: dict[str, tuple[Slice, MeshConfig]] = {
+    "one device": (ONE, MeshConfig(fsdp=1, tp=1)),
+    "1 host x 4 devices": (ONE_HOST, MeshConfig(fsdp=2, tp=2)),
+    "2 hosts x 2 devices": (TWO_HOSTS, MeshConfig(fsdp=4, tp=1)),
+    "2 hosts x 2 devices, tp over hosts": (TWO_HOSTS, MeshConfig(fsdp=2, tp=2)),
 }
 
 
-def step(config: dict[str, Any]) -> dict[str, Any]:
-    """Loss and LoRA gradients of the first global batch; runs in every process of the mesh."""
+def program(config: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """`step` and, where asked for, `resumed` on each mesh, by topology; runs in every process."""
+    found = {name: step(config["model"], config["data"], mesh) for name, mesh in config["meshes"].items()}
+    for name in [name for name in config["resumed_on"] if name in found]:
+        found[name]["resumed"] = resumed(config["job"], config["meshes"][name])
+    return found
+
+
+def step(model_folder: Path, data: Path, shape: MeshConfig) -> dict[str, Any]:
+    """Loss and LoRA gradients of the first global batch."""
     import jax
     from flax import nnx
     from jax.experimental import multihost_utils
@@ -42,10 +53,10 @@ def step(config: dict[str, Any]) -> dict[str, Any]:
     from gemma_ray.training.loss import next_token_loss, targets_and_weights
     from gemma_ray.training.sharding import make_mesh
 
-    mesh = make_mesh(config["fsdp"], config["tp"])
-    batch, mine = (next(batches(config["data"], batch_size=8, seq_len=48, seed=7, rows=rows)) for rows in (None, local_rows(mesh, 8)))
+    mesh = make_mesh(shape.fsdp, shape.tp)
+    batch, mine = (next(batches(data, batch_size=8, seq_len=48, seed=7, rows=rows)) for rows in (None, local_rows(mesh, 8)))
     with mesh, jax.default_matmul_precision("highest"):
-        model = build_model(config["model"], mesh, "float32", LoraConfig(rank=4, alpha=8), seed=3)
+        model = build_model(model_folder, mesh, "float32", LoraConfig(rank=4, alpha=8), seed=3)
         graph, lora, rest = nnx.split(model, nnx.LoRAParam, ...)
         # B starts at zero, where A has no gradient: give both the same fixed values on every topology.
         lora = jax.tree.map(lambda x: jax.jit(lambda v: v + 0.01, out_shardings=x.sharding)(x), lora)
@@ -63,8 +74,8 @@ def step(config: dict[str, Any]) -> dict[str, Any]:
     return {"loss": float(value), "gradients": leaves, "tokens": np.asarray(tokens), "processes": jax.process_count()}
 
 
-def resumed(config: dict[str, Any]) -> dict[str, Any]:
-    """The next batches of a run that was saved elsewhere, and the loss and gradients of the first at its adapter; runs in every process."""
+def resumed(fields: dict[str, Any], shape: MeshConfig) -> dict[str, Any]:
+    """The next batches of a run that was saved elsewhere, and the loss and gradients of the first at its adapter."""
     import jax
     from flax import nnx
     from jax.experimental import multihost_utils
@@ -75,7 +86,7 @@ def resumed(config: dict[str, Any]) -> dict[str, Any]:
     from gemma_ray.training.sharding import make_mesh
     from gemma_ray.training.trainer import Trainer
 
-    job = TrainJob(**config["job"], mesh=config["mesh"])
+    job = TrainJob(**fields, mesh=shape)
     mesh = make_mesh(job.mesh.fsdp, job.mesh.tp)
     with mesh, jax.default_matmul_precision("highest"):
         model = build_model(job.model, mesh, job.dtype, job.lora, job.train.seed)
@@ -121,15 +132,12 @@ def results(tiny_gemma: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[
     texts = [f"module m{i} (input [{i}:0] a, output y);\n  assign y = ^a;\nendmodule\n" for i in range(80)]
     prepare_text(texts, tiny_gemma, 48, folder / "data")
     found, job = {}, saved_run(tiny_gemma, folder)
-    for name, (hardware, fsdp, tp) in TOPOLOGIES.items():
-        config = {"model": tiny_gemma, "data": folder / "data", "fsdp": fsdp, "tp": tp}
+    config = {"model": tiny_gemma, "data": folder / "data", "job": job, "resumed_on": RESUMED_ON}
+    for hardware in (ONE, ONE_HOST, TWO_HOSTS):
+        meshes = {name: mesh for name, (slice, mesh) in TOPOLOGIES.items() if slice == hardware}
         with connect(hardware):
-            found[name] = run_spmd(step, config, hardware, name="step", storage=folder / "ray") | {"data": folder / "data"}
-            if name not in RESUMED_ON:
-                continue
-            config = {"job": job, "mesh": MeshConfig(fsdp=fsdp, tp=tp)}
-            found[name]["resumed"] = run_spmd(resumed, config, hardware, name="resumed", storage=folder / "ray")
-    return found
+            found |= run_spmd(program, {**config, "meshes": meshes}, hardware, name="step", storage=folder / "ray")
+    return {name: {**result, "data": folder / "data"} for name, result in found.items()}
 
 
 def test_every_topology_has_its_processes(results: dict[str, dict[str, Any]]) -> None:

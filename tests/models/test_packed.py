@@ -123,12 +123,12 @@ def test_rows_that_no_block_divides_are_refused() -> None:
         block_size(1000, 256)
 
 
-def test_every_remat_policy_gives_the_same_gradients(tiny_gemma: Path) -> None:
+def test_every_remat_policy_gives_the_same_gradients(short_gemma: Path) -> None:
     batch = documents((40, 20), 64, rows=4)
     found = {}
     for remat in KEPT:
         with make_mesh(4, 2) as mesh, jax.default_matmul_precision("highest"):
-            model = build_model(tiny_gemma, mesh, "float32", LoraConfig(rank=4, alpha=8), remat=remat)
+            model = build_model(short_gemma, mesh, "float32", LoraConfig(rank=4, alpha=8), remat=remat)
             graph, adapter, rest = nnx.split(model, nnx.LoRAParam, ...)
             loss = jax.value_and_grad(lambda a, graph=graph, rest=rest: next_token_loss(nnx.merge(graph, a, rest), **batch)[0])
             value, gradients = jax.jit(loss)(adapter)

@@ -25,9 +25,9 @@ ROWS, LENGTH = 8, 32
 
 
 @pytest.fixture(scope="module")
-def data(tiny_gemma: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def data(short_gemma: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("data") / "rows"
-    prepare_text([f"module m{i} (input [{i}:0] a);\nendmodule\n" for i in range(60)], tiny_gemma, LENGTH, folder)
+    prepare_text([f"module m{i} (input [{i}:0] a);\nendmodule\n" for i in range(60)], short_gemma, LENGTH, folder)
     return folder
 
 
@@ -38,9 +38,9 @@ def live_bytes(device: Any) -> int:
 
 
 @pytest.mark.parametrize(("fsdp", "tp"), [(4, 2), (8, 1)])
-def test_planned_bytes_are_live_within_a_tenth(tiny_gemma: Path, data: Path, tmp_path: Path, fsdp: int, tp: int) -> None:
+def test_planned_bytes_are_live_within_a_tenth(short_gemma: Path, data: Path, tmp_path: Path, fsdp: int, tp: int) -> None:
     """In a process of its own, where no other test's arrays are."""
-    command = [sys.executable, __file__, str(fsdp), str(tp), str(tiny_gemma), str(data), str(tmp_path)]
+    command = [sys.executable, __file__, str(fsdp), str(tp), str(short_gemma), str(data), str(tmp_path)]
     ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     assert ended.returncode == 0, ended.stderr[-2000:]
     found = json.loads(ended.stdout.splitlines()[-1])

@@ -33,10 +33,10 @@ def silent(report: dict[str, object]) -> None:
 
 
 @pytest.fixture(scope="module")
-def data(tiny_gemma: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def data(short_gemma: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("data") / "rows"
     prepare_text(
-        [f"module m{i} (input [{i}:0] a, output y);\n  assign y = ^a;\nendmodule\n" for i in range(60)], tiny_gemma, LENGTH, folder
+        [f"module m{i} (input [{i}:0] a, output y);\n  assign y = ^a;\nendmodule\n" for i in range(60)], short_gemma, LENGTH, folder
     )
     return folder
 
@@ -59,16 +59,16 @@ def job(model: Path, data: Path, out: Path, steps: int, **settings: object) -> T
 
 
 @pytest.fixture(scope="module")
-def straight(tiny_gemma: Path, data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def straight(short_gemma: Path, data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of six steps without interruption."""
     out = tmp_path_factory.mktemp("straight")
-    result = train(job(tiny_gemma, data, out, 6), silent)
+    result = train(job(short_gemma, data, out, 6), silent)
     assert (result.step, result.resumed_from) == (6, 0)
     return out
 
 
 def test_a_step_takes_as_long_as_its_data_also_where_a_checkpoint_is_saved(
-    tiny_gemma: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    short_gemma: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     next_batch = Trainer.next_batch
 
@@ -77,13 +77,13 @@ def test_a_step_takes_as_long_as_its_data_also_where_a_checkpoint_is_saved(
         return next_batch(trainer)
 
     monkeypatch.setattr(Trainer, "next_batch", slow)
-    whole = job(tiny_gemma, data, tmp_path, 6)
+    whole = job(short_gemma, data, tmp_path, 6)
     train(whole, silent)
     assert min(metrics.step_s for metrics in read_metrics(whole.metrics)) > 0.1
 
 
-def test_a_resumed_run_is_the_uninterrupted_run_to_the_last_bit(tiny_gemma: Path, data: Path, straight: Path, tmp_path: Path) -> None:
-    whole = job(tiny_gemma, data, tmp_path, 6)
+def test_a_resumed_run_is_the_uninterrupted_run_to_the_last_bit(short_gemma: Path, data: Path, straight: Path, tmp_path: Path) -> None:
+    whole = job(short_gemma, data, tmp_path, 6)
 
     class KilledError(Exception):
         pass
@@ -122,21 +122,21 @@ def test_it_learns_and_a_checkpoint_holds_lora_optimizer_and_data_state(straight
     assert saved["data"] == {"next_index": 6}
 
 
-def test_a_finished_run_is_left_as_it_is(tiny_gemma: Path, data: Path, straight: Path) -> None:
+def test_a_finished_run_is_left_as_it_is(short_gemma: Path, data: Path, straight: Path) -> None:
     before = (straight / "metrics.jsonl").read_bytes()
-    result = train(job(tiny_gemma, data, straight, 6), silent)
+    result = train(job(short_gemma, data, straight, 6), silent)
     assert (result.step, result.resumed_from) == (6, 6)
     assert (straight / "metrics.jsonl").read_bytes() == before
 
 
-def test_checkpoints_of_other_inputs_are_refused(tiny_gemma: Path, data: Path, straight: Path) -> None:
-    other = replace(job(tiny_gemma, data, straight, 8), made_from={"train.seed": 1})
+def test_checkpoints_of_other_inputs_are_refused(short_gemma: Path, data: Path, straight: Path) -> None:
+    other = replace(job(short_gemma, data, straight, 8), made_from={"train.seed": 1})
     with pytest.raises(CheckpointError, match=r"step 6 was trained otherwise: train\.seed was 0, is 1"):
         train(other, silent)
 
 
-def test_a_loss_that_is_not_finite_stops_before_it_is_saved(tiny_gemma: Path, data: Path, tmp_path: Path) -> None:
-    broken = job(tiny_gemma, data, tmp_path, 9, learning_rate=9e15, warmup_steps=0)
+def test_a_loss_that_is_not_finite_stops_before_it_is_saved(short_gemma: Path, data: Path, tmp_path: Path) -> None:
+    broken = job(short_gemma, data, tmp_path, 9, learning_rate=9e15, warmup_steps=0)
     with pytest.raises(StageError, match="loss"):
         train(broken, silent)
     assert latest_step(broken.checkpoints) in (None, 1)
@@ -172,15 +172,15 @@ def test_no_checkpoint_is_an_error_that_says_what_to_run(tmp_path: Path, make: s
         read_checkpoint(folder)
 
 
-def test_another_adapter_is_named_before_anything_is_restored(tiny_gemma: Path, data: Path, straight: Path) -> None:
-    other = replace(job(tiny_gemma, data, straight, 8), lora=LoraConfig(rank=5, alpha=8), made_from={"lora.rank": 5})
+def test_another_adapter_is_named_before_anything_is_restored(short_gemma: Path, data: Path, straight: Path) -> None:
+    other = replace(job(short_gemma, data, straight, 8), lora=LoraConfig(rank=5, alpha=8), made_from={"lora.rank": 5})
     with pytest.raises(CheckpointError, match=r"otherwise: lora\.rank was not set, is 5; train\.seed was 0, is not set"):
         train(other, silent)
 
 
-def test_a_run_that_is_past_the_steps_is_not_called_done(tiny_gemma: Path, data: Path, straight: Path) -> None:
+def test_a_run_that_is_past_the_steps_is_not_called_done(short_gemma: Path, data: Path, straight: Path) -> None:
     with pytest.raises(CheckpointError, match=r"holds step 6, and train\.steps is 3; set train\.steps to 6 or more, or another run\.dir"):
-        train(job(tiny_gemma, data, straight, 3), silent)
+        train(job(short_gemma, data, straight, 3), silent)
 
 
 DAMAGES: dict[str, Callable[[Path], object]] = {  # to a folder of checkpoints 3 and 6
@@ -200,7 +200,7 @@ def cut(path: Path) -> None:
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_it_is_used(
-    tiny_gemma: Path, data: Path, straight: Path, tmp_path: Path, damage: str
+    short_gemma: Path, data: Path, straight: Path, tmp_path: Path, damage: str
 ) -> None:
     shutil.copytree(straight, tmp_path, dirs_exist_ok=True)
     DAMAGES[damage](tmp_path / "checkpoints")
@@ -213,7 +213,7 @@ def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_it_is_used(
     ):
         read_checkpoint(tmp_path / "checkpoints")
     notes: list[str] = []
-    result = train(job(tiny_gemma, data, tmp_path, 6), lambda report: notes.append(str(report.get("note"))))
+    result = train(job(short_gemma, data, tmp_path, 6), lambda report: notes.append(str(report.get("note"))))
     assert result.resumed_from == resumed_from
     assert any(f"checkpoint {damaged} cannot be read" in note and f"damaged-{damaged}" in note for note in notes)
     assert (tmp_path / "checkpoints" / f"damaged-{damaged}").is_dir()
@@ -221,15 +221,15 @@ def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_it_is_used(
     assert all(np.array_equal(expected.parameters[name], found.parameters[name]) for name in expected.parameters)
 
 
-def test_when_no_checkpoint_can_be_read_training_does_not_begin_anew(tiny_gemma: Path, data: Path, straight: Path, tmp_path: Path) -> None:
+def test_when_no_checkpoint_can_be_read_training_does_not_begin_anew(short_gemma: Path, data: Path, straight: Path, tmp_path: Path) -> None:
     shutil.copytree(straight, tmp_path, dirs_exist_ok=True)
     for step in (3, 6):
         cut(tmp_path / "checkpoints" / str(step) / "optimizer_state" / "manifest.ocdbt")
     with pytest.raises(CheckpointError, match="none of its checkpoints can be read; remove the folder to train anew"):
-        train(job(tiny_gemma, data, tmp_path, 7), silent)
+        train(job(short_gemma, data, tmp_path, 7), silent)
 
 
-def test_a_file_in_the_folder_s_place_is_named(tiny_gemma: Path, data: Path, tmp_path: Path) -> None:
+def test_a_file_in_the_folder_s_place_is_named(short_gemma: Path, data: Path, tmp_path: Path) -> None:
     (tmp_path / "checkpoints").write_text("")
     with pytest.raises(CheckpointError, match="a file where the folder"):
-        train(job(tiny_gemma, data, tmp_path, 6), silent)
+        train(job(short_gemma, data, tmp_path, 6), silent)

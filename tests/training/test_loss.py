@@ -84,25 +84,25 @@ def rows() -> dict[str, np.ndarray]:
     return {"tokens": tokens, "loss_mask": mask, "scopes": scopes, "positions": positions, "segments": segments}
 
 
-def stepped(tiny_gemma: Path, rows: dict[str, np.ndarray], micro_batches: int, dtype: str = "float32") -> tuple[float, float, Any]:
+def stepped(short_gemma: Path, rows: dict[str, np.ndarray], micro_batches: int, dtype: str = "float32") -> tuple[float, float, Any]:
     with make_mesh(4, 2) as mesh, jax.default_matmul_precision("highest"):
-        model = build_model(tiny_gemma, mesh, dtype, LoraConfig(rank=4, alpha=8))
+        model = build_model(short_gemma, mesh, dtype, LoraConfig(rank=4, alpha=8))
         optimizer = nnx.Optimizer(model, optax.sgd(1.0), wrt=nnx.LoRAParam)
         value, counts, norm = nnx.jit(train_step, static_argnames="micro_batches")(model, optimizer, rows, micro_batches=micro_batches)
         assert int(counts["tokens"]) == 8 * 20
         return float(value), float(norm), jax.tree.map(np.asarray, nnx.state(model, nnx.LoRAParam))
 
 
-def test_micro_batches_give_the_same_step_whatever_loss_tokens_each_has(tiny_gemma: Path, rows: dict[str, np.ndarray]) -> None:
-    value, norm, adapter = stepped(tiny_gemma, rows, 1)
-    value_2, norm_2, adapter_2 = stepped(tiny_gemma, rows, 2)
+def test_micro_batches_give_the_same_step_whatever_loss_tokens_each_has(short_gemma: Path, rows: dict[str, np.ndarray]) -> None:
+    value, norm, adapter = stepped(short_gemma, rows, 1)
+    value_2, norm_2, adapter_2 = stepped(short_gemma, rows, 2)
     assert (value_2, norm_2) == (pytest.approx(value, rel=1e-6), pytest.approx(norm, rel=1e-5))
     for one, two in zip(jax.tree.leaves(adapter), jax.tree.leaves(adapter_2), strict=True):
         np.testing.assert_allclose(one, two, rtol=1e-4, atol=2e-5 * norm)
 
 
-def test_an_adapter_is_fp32_beside_a_bfloat16_model(tiny_gemma: Path, rows: dict[str, np.ndarray]) -> None:
-    value, norm, adapter = stepped(tiny_gemma, rows, 1, "bfloat16")
+def test_an_adapter_is_fp32_beside_a_bfloat16_model(short_gemma: Path, rows: dict[str, np.ndarray]) -> None:
+    value, norm, adapter = stepped(short_gemma, rows, 1, "bfloat16")
     assert {leaf.dtype for leaf in jax.tree.leaves(adapter)} == {np.dtype("float32")}
-    reference, reference_norm, _ = stepped(tiny_gemma, rows, 1)
+    reference, reference_norm, _ = stepped(short_gemma, rows, 1)
     assert (value, norm) == (pytest.approx(reference, rel=1e-2), pytest.approx(reference_norm, rel=0.1))

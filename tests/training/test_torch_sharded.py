@@ -59,7 +59,7 @@ def rank_main(rank: int, folder: Path, jobs: list[TorchJob]) -> None:
 
 
 @pytest.fixture(scope="module")
-def runs(tiny_gemma: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def runs(short_gemma: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """`one`: a run on one process. On two: `two`, `resumed` from the first's checkpoint of step 2, and `bfloat16`."""
     from gemma_ray.training.torch_twin import train_torch
 
@@ -67,15 +67,15 @@ def runs(tiny_gemma: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     data = write_rows(folder / "data")
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    train_torch(job(tiny_gemma, data, folder / "one", 1), lambda report: None)
+    train_torch(job(short_gemma, data, folder / "one", 1), lambda report: None)
     torch.set_num_threads(threads)
     (folder / "resumed").mkdir()
     shutil.copytree(folder / "one" / "checkpoints" / "2", folder / "resumed" / "checkpoints" / "2")
     shutil.copyfile(folder / "one" / "metrics.jsonl", folder / "resumed" / "metrics.jsonl")
     jobs = [
-        job(tiny_gemma, data, folder / "two", 2, micro_batches=2, remat="layer"),
-        job(tiny_gemma, data, folder / "resumed", 2, remat="layer"),
-        replace(job(tiny_gemma, data, folder / "bfloat16", 2, remat="layer"), dtype="bfloat16"),
+        job(short_gemma, data, folder / "two", 2, micro_batches=2, remat="layer"),
+        job(short_gemma, data, folder / "resumed", 2, remat="layer"),
+        replace(job(short_gemma, data, folder / "bfloat16", 2, remat="layer"), dtype="bfloat16"),
     ]
     torch.multiprocessing.spawn(rank_main, (folder, jobs), nprocs=2)  # type: ignore[attr-defined]
     return folder

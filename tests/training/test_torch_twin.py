@@ -139,15 +139,15 @@ def jax_adapter(model: Path, lora: LoraConfig, seed: int, out: Path) -> Path:
     return out
 
 
-def test_it_trains_as_the_jax_trainer_does(tiny_gemma: Path, data: Path, tmp_path: Path) -> None:
+def test_it_trains_as_the_jax_trainer_does(short_gemma: Path, data: Path, tmp_path: Path) -> None:
     settings = {"weight_decay": 0.1, "clip_norm": 1.0, "micro_batches": 2}
-    twin = torch_job(tiny_gemma, data, tmp_path / "torch", 10, **settings)
+    twin = torch_job(short_gemma, data, tmp_path / "torch", 10, **settings)
     config = twin.train.model_copy(update={"engine": "jax", "micro_batches": 1})
     ours = TrainJob(
-        tiny_gemma, data, tmp_path / "jax", "float32", LENGTH, MeshConfig(fsdp=4, tp=2), config, SAME_A, {},
+        short_gemma, data, tmp_path / "jax", "float32", LENGTH, MeshConfig(fsdp=4, tp=2), config, SAME_A, {},
     )  # fmt: skip
     train(ours, silent)
-    train_torch(replace(twin, initial_adapter=jax_adapter(tiny_gemma, SAME_A, config.seed, tmp_path / "start")), silent)
+    train_torch(replace(twin, initial_adapter=jax_adapter(short_gemma, SAME_A, config.seed, tmp_path / "start")), silent)
     expected, found = read_metrics(ours.metrics), read_metrics(twin.metrics)
     assert [m.loss_tokens for m in found] == [m.loss_tokens for m in expected]
     assert expected[-1].loss < expected[0].loss
@@ -159,30 +159,30 @@ def test_it_trains_as_the_jax_trainer_does(tiny_gemma: Path, data: Path, tmp_pat
 
 
 @pytest.fixture(scope="module")
-def straight(tiny_gemma: Path, data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def straight(short_gemma: Path, data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of six steps without interruption, with dropout."""
     out = tmp_path_factory.mktemp("straight")
-    assert train_torch(torch_job(tiny_gemma, data, out, lora=Dropped(rank=4, alpha=8)), silent).resumed_from == 0
+    assert train_torch(torch_job(short_gemma, data, out, lora=Dropped(rank=4, alpha=8)), silent).resumed_from == 0
     return out
 
 
-def again(tiny_gemma: Path, data: Path, out: Path, **changes: Any) -> TorchJob:
-    return replace(torch_job(tiny_gemma, data, out, lora=Dropped(rank=4, alpha=8)), **changes)
+def again(short_gemma: Path, data: Path, out: Path, **changes: Any) -> TorchJob:
+    return replace(torch_job(short_gemma, data, out, lora=Dropped(rank=4, alpha=8)), **changes)
 
 
 class KilledError(Exception):
     pass
 
 
-def test_a_resumed_run_is_the_uninterrupted_run_to_the_last_bit(tiny_gemma: Path, data: Path, straight: Path, tmp_path: Path) -> None:
+def test_a_resumed_run_is_the_uninterrupted_run_to_the_last_bit(short_gemma: Path, data: Path, straight: Path, tmp_path: Path) -> None:
     def stop_after_4(report: dict[str, Any]) -> None:
         if report["step"] == 4:
             raise KilledError
 
     with pytest.raises(KilledError):
-        train_torch(again(tiny_gemma, data, tmp_path), stop_after_4)
+        train_torch(again(short_gemma, data, tmp_path), stop_after_4)
     reports: list[dict[str, Any]] = []
-    assert train_torch(again(tiny_gemma, data, tmp_path), reports.append).resumed_from == 3
+    assert train_torch(again(short_gemma, data, tmp_path), reports.append).resumed_from == 3
     assert losses(tmp_path) == losses(straight)
     assert [report["step"] for report in reports] == [4, 5, 6]
     assert set(reports[0]) == {"step", "steps", "loss", "tokens_per_s"}
@@ -190,9 +190,9 @@ def test_a_resumed_run_is_the_uninterrupted_run_to_the_last_bit(tiny_gemma: Path
         assert (tmp_path / "checkpoints/6" / name).read_bytes() == (straight / "checkpoints/6" / name).read_bytes()
 
 
-def test_a_checkpoint_is_an_adapter_that_peft_reads(tiny_gemma: Path, straight: Path) -> None:
+def test_a_checkpoint_is_an_adapter_that_peft_reads(short_gemma: Path, straight: Path) -> None:
     folder = straight / "checkpoints" / "6"
-    model = PeftModel.from_pretrained(load_base(tiny_gemma, "float32"), folder)
+    model = PeftModel.from_pretrained(load_base(short_gemma, "float32"), folder)
     saved = load_file(folder / ADAPTER)
     read = {name.replace(".default", ""): p for name, p in model.named_parameters() if "lora_" in name}
     assert saved.keys() == read.keys()
@@ -200,33 +200,33 @@ def test_a_checkpoint_is_an_adapter_that_peft_reads(tiny_gemma: Path, straight: 
     assert json.loads((folder / "state.json").read_text())["data"] == {"next_index": 6}
 
 
-def test_a_finished_run_is_left_as_it_is(tiny_gemma: Path, data: Path, straight: Path) -> None:
+def test_a_finished_run_is_left_as_it_is(short_gemma: Path, data: Path, straight: Path) -> None:
     before = (straight / "metrics.jsonl").read_bytes()
-    assert train_torch(again(tiny_gemma, data, straight), silent) == TorchResult(6, losses(straight)[-1], 6)
+    assert train_torch(again(short_gemma, data, straight), silent) == TorchResult(6, losses(straight)[-1], 6)
     assert (straight / "metrics.jsonl").read_bytes() == before
 
 
-def test_only_as_many_checkpoints_are_kept_as_asked(tiny_gemma: Path, data: Path, tmp_path: Path) -> None:
-    train_torch(torch_job(tiny_gemma, data, tmp_path, 5, checkpoint_every=1, keep_checkpoints=2), silent)
+def test_only_as_many_checkpoints_are_kept_as_asked(short_gemma: Path, data: Path, tmp_path: Path) -> None:
+    train_torch(torch_job(short_gemma, data, tmp_path, 5, checkpoint_every=1, keep_checkpoints=2), silent)
     assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == ["4", "5"]
 
 
-def test_micro_batches_and_recomputed_layers_change_nothing(tiny_gemma: Path, data: Path, tmp_path: Path) -> None:
+def test_micro_batches_and_recomputed_layers_change_nothing(short_gemma: Path, data: Path, tmp_path: Path) -> None:
     for name, settings in {"plain": {}, "parts": {"micro_batches": 4, "remat": "layer"}}.items():
-        train_torch(torch_job(tiny_gemma, data, tmp_path / name, 3, **settings), silent)
+        train_torch(torch_job(short_gemma, data, tmp_path / name, 3, **settings), silent)
     np.testing.assert_allclose(losses(tmp_path / "parts"), losses(tmp_path / "plain"), rtol=1e-5)
 
 
-def test_adapters_are_fp32_on_a_bfloat16_base(tiny_gemma: Path, data: Path, tmp_path: Path) -> None:
-    train_torch(replace(torch_job(tiny_gemma, data, tmp_path, 2), dtype="bfloat16"), silent)
+def test_adapters_are_fp32_on_a_bfloat16_base(short_gemma: Path, data: Path, tmp_path: Path) -> None:
+    train_torch(replace(torch_job(short_gemma, data, tmp_path, 2), dtype="bfloat16"), silent)
     with safe_open(tmp_path / "checkpoints" / "2" / ADAPTER, "np") as file:
         assert {file.get_slice(name).get_dtype() for name in file.keys()} == {"F32"}  # noqa: SIM118 - safe_open is no dict
-    assert {p.dtype for p in load_base(tiny_gemma, "bfloat16").parameters()} == {torch.bfloat16}
+    assert {p.dtype for p in load_base(short_gemma, "bfloat16").parameters()} == {torch.bfloat16}
 
 
-def test_a_loss_that_is_not_finite_stops_before_it_is_saved(tiny_gemma: Path, data: Path, tmp_path: Path) -> None:
+def test_a_loss_that_is_not_finite_stops_before_it_is_saved(short_gemma: Path, data: Path, tmp_path: Path) -> None:
     with pytest.raises(StageError, match=r"the loss is (nan|inf) at step .*lower train\.learning_rate"):
-        train_torch(torch_job(tiny_gemma, data, tmp_path, 9, learning_rate=9e15, warmup_steps=0, checkpoint_every=9), silent)
+        train_torch(torch_job(short_gemma, data, tmp_path, 9, learning_rate=9e15, warmup_steps=0, checkpoint_every=9), silent)
     assert not list((tmp_path / "checkpoints").iterdir())
 
 
@@ -261,34 +261,34 @@ def test_damage_of_any_file_is_seen(straight: Path, tmp_path: Path, damage: Call
 
 
 def test_from_a_damaged_newest_checkpoint_it_falls_back_to_the_one_before_and_says_so(
-    tiny_gemma: Path, data: Path, straight: Path, tmp_path: Path
+    short_gemma: Path, data: Path, straight: Path, tmp_path: Path
 ) -> None:
     shutil.copytree(straight, tmp_path, dirs_exist_ok=True)
     cut(tmp_path / "checkpoints" / "6" / ADAPTER)
     reports: list[dict[str, Any]] = []
-    assert train_torch(again(tiny_gemma, data, tmp_path), reports.append).resumed_from == 3
+    assert train_torch(again(short_gemma, data, tmp_path), reports.append).resumed_from == 3
     assert reports[0]["note"].endswith("6/adapter_model.safetensors: not the bytes that were saved; going on from step 3")
     assert losses(tmp_path) == losses(straight)
-    assert train_torch(again(tiny_gemma, data, tmp_path), silent).resumed_from == 6
+    assert train_torch(again(short_gemma, data, tmp_path), silent).resumed_from == 6
 
 
-def test_with_none_whole_nothing_starts_anew_in_silence(tiny_gemma: Path, data: Path, straight: Path, tmp_path: Path) -> None:
+def test_with_none_whole_nothing_starts_anew_in_silence(short_gemma: Path, data: Path, straight: Path, tmp_path: Path) -> None:
     shutil.copytree(straight, tmp_path, dirs_exist_ok=True)
     for step in ("3", "6"):
         cut(tmp_path / "checkpoints" / step / ADAPTER)
     with pytest.raises(CheckpointError, match=r"6/adapter_model.*no older one; remove .*checkpoints to train anew"):
-        train_torch(again(tiny_gemma, data, tmp_path), silent)
+        train_torch(again(short_gemma, data, tmp_path), silent)
 
 
-def test_checkpoints_of_other_inputs_or_of_more_steps_are_refused(tiny_gemma: Path, data: Path, straight: Path) -> None:
+def test_checkpoints_of_other_inputs_or_of_more_steps_are_refused(short_gemma: Path, data: Path, straight: Path) -> None:
     with pytest.raises(CheckpointError, match="step 6 was trained otherwise: data was another"):
-        train_torch(again(tiny_gemma, data, straight, made_from={"data": "other inputs"}), silent)
+        train_torch(again(short_gemma, data, straight, made_from={"data": "other inputs"}), silent)
     with pytest.raises(CheckpointError, match=r"holds step 6, and train\.steps is 3"):
-        train_torch(torch_job(tiny_gemma, data, straight, 3), silent)
+        train_torch(torch_job(short_gemma, data, straight, 3), silent)
 
 
-def test_an_adapter_of_another_rank_is_named(tiny_gemma: Path, data: Path, straight: Path, tmp_path: Path) -> None:
-    other = replace(torch_job(tiny_gemma, data, tmp_path), lora=LoraConfig(rank=5), initial_adapter=straight / "checkpoints" / "6")
+def test_an_adapter_of_another_rank_is_named(short_gemma: Path, data: Path, straight: Path, tmp_path: Path) -> None:
+    other = replace(torch_job(short_gemma, data, tmp_path), lora=LoraConfig(rank=5), initial_adapter=straight / "checkpoints" / "6")
     with pytest.raises(CheckpointError, match="not an adapter of this recipe's lora"):
         train_torch(other, silent)
 
@@ -312,13 +312,13 @@ def test_what_it_cannot_do_is_refused_with_the_key(settings: dict[str, Any], mes
         check_torch(TrainConfig.model_validate({"engine": "torch", "batch_size": 4, **settings}), mesh, 2)
 
 
-def test_official_multimodal_files_give_the_same_text_model(tiny_gemma: Path, tmp_path: Path) -> None:
-    tensors = load_file(tiny_gemma / "model.safetensors")
+def test_official_multimodal_files_give_the_same_text_model(short_gemma: Path, tmp_path: Path) -> None:
+    tensors = load_file(short_gemma / "model.safetensors")
     renamed = {name.replace("model.", "model.language_model.", 1): tensor for name, tensor in tensors.items()}
-    whole = {"model_type": "gemma4", "architectures": ["Gemma4ForConditionalGeneration"], "text_config": read_text_config(tiny_gemma)}
+    whole = {"model_type": "gemma4", "architectures": ["Gemma4ForConditionalGeneration"], "text_config": read_text_config(short_gemma)}
     (tmp_path / "config.json").write_text(json.dumps(whole))
     save_file({**renamed, "model.vision_tower.x.weight": np.ones((2, 2), np.float32)}, tmp_path / "model.safetensors", {"format": "pt"})
-    found, expected = (load_base(folder, "float32").state_dict() for folder in (tmp_path, tiny_gemma))
+    found, expected = (load_base(folder, "float32").state_dict() for folder in (tmp_path, short_gemma))
     assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
     del renamed["model.language_model.layers.3.mlp.up_proj.weight"]
     save_file(renamed, tmp_path / "model.safetensors", metadata={"format": "pt"})
@@ -326,11 +326,11 @@ def test_official_multimodal_files_give_the_same_text_model(tiny_gemma: Path, tm
         load_base(tmp_path, "float32")
 
 
-def test_every_target_of_every_layer_is_adapted(tiny_gemma: Path) -> None:
-    model = build_adapted(load_base(tiny_gemma, "float32"), LoraConfig(rank=2), seed=0)
+def test_every_target_of_every_layer_is_adapted(short_gemma: Path) -> None:
+    model = build_adapted(load_base(short_gemma, "float32"), LoraConfig(rank=2), seed=0)
     adapted = {name.split(".lora_A")[0].removeprefix("base_model.model.") for name, _ in model.named_parameters() if "lora_A" in name}
     kinds = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
     projections = {
-        name for name, module in load_base(tiny_gemma, "float32").named_modules() if name.endswith(kinds) and hasattr(module, "weight")
+        name for name, module in load_base(short_gemma, "float32").named_modules() if name.endswith(kinds) and hasattr(module, "weight")
     }
     assert adapted == projections

@@ -24,11 +24,11 @@ LENGTH = 32
 
 
 @pytest.fixture(scope="module")
-def data(tiny_gemma: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def data(short_gemma: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Rows of one text over and over, and one of noise."""
     folder = tmp_path_factory.mktemp("data") / "rows"
     noise = "".join(chr(33 + i) for i in np.random.default_rng(0).integers(0, 90, 60))
-    prepare_text(["assign y = ^a;\n"] * 500 + [noise], tiny_gemma, LENGTH, folder)
+    prepare_text(["assign y = ^a;\n"] * 500 + [noise], short_gemma, LENGTH, folder)
     return folder
 
 
@@ -74,9 +74,9 @@ def test_held_out_rows_are_never_trained_on_and_rows_can_be_named(data: Path) ->
         next(held_out(data, **{**order, "eval_batches": 10_000}))
 
 
-def test_evaluation_is_the_loss_of_the_held_out_tokens_and_the_best_checkpoint_stays(tiny_gemma: Path, data: Path, tmp_path: Path) -> None:
+def test_evaluation_is_the_loss_of_the_held_out_tokens_and_the_best_checkpoint_stays(short_gemma: Path, data: Path, tmp_path: Path) -> None:
     wanted = job(
-        tiny_gemma, data, tmp_path, eval_batches=2, eval_every=2, checkpoint_every=2, keep_checkpoints=1, steps=8, schedule="constant"
+        short_gemma, data, tmp_path, eval_batches=2, eval_every=2, checkpoint_every=2, keep_checkpoints=1, steps=8, schedule="constant"
     )
     metrics, notes = run(wanted)
     losses = {m.step: m.eval_loss for m in metrics if m.eval_loss is not None}
@@ -90,10 +90,10 @@ def test_evaluation_is_the_loss_of_the_held_out_tokens_and_the_best_checkpoint_s
     assert whole_steps(wanted.checkpoints) == sorted({best, 8}, reverse=True)
 
 
-def test_training_stops_when_evaluation_gets_no_better_and_is_done(tiny_gemma: Path, data: Path, tmp_path: Path) -> None:
+def test_training_stops_when_evaluation_gets_no_better_and_is_done(short_gemma: Path, data: Path, tmp_path: Path) -> None:
     # At a rate of nothing no evaluation is below the first.
     wanted = job(
-        tiny_gemma, data, tmp_path, eval_batches=1, eval_every=1, early_stopping=3, learning_rate=1e-30, steps=50, checkpoint_every=50
+        short_gemma, data, tmp_path, eval_batches=1, eval_every=1, early_stopping=3, learning_rate=1e-30, steps=50, checkpoint_every=50
     )
     metrics, notes = run(wanted)
     assert [m.step for m in metrics] == [1, 2, 3, 4]
@@ -103,13 +103,13 @@ def test_training_stops_when_evaluation_gets_no_better_and_is_done(tiny_gemma: P
     assert (result.step, result.resumed_from, result.stopped_early) == (4, 4, True)
 
 
-def test_a_spike_is_named_with_its_rows_and_changes_nothing(tiny_gemma: Path, data: Path, tmp_path: Path) -> None:
+def test_a_spike_is_named_with_its_rows_and_changes_nothing(short_gemma: Path, data: Path, tmp_path: Path) -> None:
     # The text is learnt by heart, so the row of noise is a spike in whichever batch it comes.
     settings = {"steps": 80, "spike": 3.0, "checkpoint_every": 500, "batch_size": 4, "seed": 1}
     with pytest.raises(StageError, match=r"at step \d+: a spike above .* Its rows are shard-00000-of-00001\.array_record:\d+") as stopped:
-        train(job(tiny_gemma, data, tmp_path / "stop", **settings), lambda _: None)
+        train(job(short_gemma, data, tmp_path / "stop", **settings), lambda _: None)
     assert "train.bad_batch=skip to go on without" in str(stopped.value)
-    metrics, notes = run(job(tiny_gemma, data, tmp_path / "skip", bad_batch="skip", **settings))
+    metrics, notes = run(job(short_gemma, data, tmp_path / "skip", bad_batch="skip", **settings))
     skipped = [m.step for m in metrics if m.skipped]
     assert f"at step {skipped[0]}:" in str(stopped.value)
     assert len(metrics) == 80
@@ -118,9 +118,9 @@ def test_a_spike_is_named_with_its_rows_and_changes_nothing(tiny_gemma: Path, da
     assert around[skipped[0] + 1] < around[skipped[0]] / 3
 
 
-def test_skipping_ends_when_every_batch_is_bad(tiny_gemma: Path, data: Path, tmp_path: Path) -> None:
+def test_skipping_ends_when_every_batch_is_bad(short_gemma: Path, data: Path, tmp_path: Path) -> None:
     with pytest.raises(StageError, match=r"5 bad batches in a row"):
-        train(job(tiny_gemma, data, tmp_path, steps=20, bad_batch="skip", learning_rate=9e15, warmup_steps=0), lambda _: None)
+        train(job(short_gemma, data, tmp_path, steps=20, bad_batch="skip", learning_rate=9e15, warmup_steps=0), lambda _: None)
 
 
 def test_the_limit_of_a_step_depends_on_the_losses_before_it_alone() -> None:
@@ -141,10 +141,10 @@ def test_patience_counts_from_the_least_loss() -> None:
     assert patience.is_over
 
 
-def test_dropout_changes_training_not_evaluation_and_resumes_to_the_bit(tiny_gemma: Path, data: Path, tmp_path: Path) -> None:
+def test_dropout_changes_training_not_evaluation_and_resumes_to_the_bit(short_gemma: Path, data: Path, tmp_path: Path) -> None:
     def losses(out: str, dropout: float, **settings: Any) -> list[StepMetrics]:
         wanted = job(
-            tiny_gemma, data, tmp_path / out, lora={"dropout": dropout}, eval_batches=1, eval_every=1, schedule="constant", **settings
+            short_gemma, data, tmp_path / out, lora={"dropout": dropout}, eval_batches=1, eval_every=1, schedule="constant", **settings
         )
         return run(wanted)[0]
 
@@ -166,16 +166,16 @@ def test_rslora_scales_by_the_root_of_the_rank() -> None:
     assert LoraConfig(rank=16, alpha=32, rslora=True).scale == 8.0
 
 
-def test_boards_and_a_trace_are_written(tiny_gemma: Path, data: Path, tmp_path: Path) -> None:
-    run(job(tiny_gemma, data, tmp_path, tensorboard=True, profile_steps=2, profile_after=1))
+def test_boards_and_a_trace_are_written(short_gemma: Path, data: Path, tmp_path: Path) -> None:
+    run(job(short_gemma, data, tmp_path, tensorboard=True, profile_steps=2, profile_after=1))
     assert any((tmp_path / "tensorboard").glob("events.out.tfevents.*"))
     assert any((tmp_path / "profile").rglob("*.xplane.pb"))
     with pytest.raises(ToolError, match="pip install wandb"):
-        run(job(tiny_gemma, data, tmp_path / "other", wandb_project="gemma"))
+        run(job(short_gemma, data, tmp_path / "other", wandb_project="gemma"))
 
 
-def test_times_and_rates_add_up(tiny_gemma: Path, data: Path, tmp_path: Path) -> None:
-    wanted = job(tiny_gemma, data, tmp_path)
+def test_times_and_rates_add_up(short_gemma: Path, data: Path, tmp_path: Path) -> None:
+    wanted = job(short_gemma, data, tmp_path)
     metrics, notes = run(TrainJob(**{**vars(wanted), "flops_per_token": 1e6, "peak_flops": 1e12}))
     for m in metrics:
         assert m.compute_s is not None
@@ -183,7 +183,7 @@ def test_times_and_rates_add_up(tiny_gemma: Path, data: Path, tmp_path: Path) ->
         assert m.padded_tokens_per_s == pytest.approx(4 * LENGTH / m.step_s)
         assert m.mfu == pytest.approx(m.tokens_per_s * 1e6 / 1e12)
         assert m.loss_full == pytest.approx(m.loss)
-    assert notes[0].startswith("q_proj → q_einsum layers 0-5 (6)")
+    assert notes[0].startswith("q_proj → q_einsum layers 0-1 (2)")
     assert "parameters are trained" in notes[1]
     assert "optimizer" in notes[1]
     assert "6 steps of 4 rows of up to 32 tokens" in notes[2]
@@ -209,14 +209,14 @@ train(wanted, limit)
 """
 
 
-def test_a_checkpoint_that_cannot_be_written_is_said_and_the_one_before_stays(tiny_gemma: Path, data: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_that_cannot_be_written_is_said_and_the_one_before_stays(short_gemma: Path, data: Path, tmp_path: Path) -> None:
     """A limit on the size of files stands for a full disk: the same error comes from the same write. metrics.jsonl stays below it."""
     program = FULL.format(tests=str(Path(__file__).parent))
     ended = subprocess.run(
-        [sys.executable, "-c", program, str(tiny_gemma), str(data), str(tmp_path)], capture_output=True, text=True, check=False
+        [sys.executable, "-c", program, str(short_gemma), str(data), str(tmp_path)], capture_output=True, text=True, check=False
     )
     assert "CheckpointError" in ended.stderr, (ended.returncode, ended.stderr[-2000:])
     assert "a checkpoint cannot be written" in ended.stderr
     assert "step 3 is the newest whole one" in ended.stderr
     assert whole_steps(tmp_path / "checkpoints") == [3]
-    assert train(job(tiny_gemma, data, tmp_path, steps=9), lambda _: None).resumed_from == 3
+    assert train(job(short_gemma, data, tmp_path, steps=9), lambda _: None).resumed_from == 3
