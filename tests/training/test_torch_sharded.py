@@ -102,7 +102,7 @@ def test_each_process_holds_half_of_every_layer(runs: Path) -> None:
     for rank in range(2):
         found = json.loads((runs / f"float32-{rank}.json").read_text())
         assert found["held"] == found["whole"] / 2
-        assert found["units"] >= 6 + 2  # each layer, the embedding with the last norm, and the rest
+        assert found["units"] >= 2 + 2  # each layer, the embedding with the last norm, and the rest
 
 
 def test_adapters_stay_fp32_beside_bfloat16_weights(runs: Path) -> None:
