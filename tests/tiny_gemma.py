@@ -8,6 +8,7 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
+import pytest
 from safetensors.numpy import load_file, save_file
 
 from gemma_ray.models.gemma4 import PRESETS
@@ -34,6 +35,11 @@ SHORT: dict[str, dict[str, int]] = {
 
 QUICKLY: dict[str, Any] = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 """XLA's options for a program that runs once: compiling takes a third of the time."""
+
+
+def some_slow(*by_default: str) -> list[Any]:
+    """Parameters of a test of each family, `slow` but for those named."""
+    return [name if name in by_default else pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES]
 
 
 def write_tiny_gemma(folder: Path, preset: str = "gemma4-tiny", **sizes: int) -> Path:

@@ -37,7 +37,7 @@ def live_bytes(device: Any) -> int:
     return device_bytes(array for array in jax.live_arrays() if device in array.sharding.device_set)
 
 
-@pytest.mark.parametrize(("fsdp", "tp"), [(4, 2), (8, 1)])
+@pytest.mark.parametrize(("fsdp", "tp"), [(4, 2), pytest.param(8, 1, marks=pytest.mark.slow)])
 def test_planned_bytes_are_live_within_a_tenth(short_gemma: Path, data: Path, tmp_path: Path, fsdp: int, tp: int) -> None:
     """In a process of its own, where no other test's arrays are."""
     command = [sys.executable, __file__, str(fsdp), str(tp), str(short_gemma), str(data), str(tmp_path)]

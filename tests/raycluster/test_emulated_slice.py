@@ -123,6 +123,7 @@ def test_an_error_raised_on_purpose_keeps_its_words_and_code_and_is_not_retried(
     assert "NoRowsError" in failure.value.traceback
 
 
+@pytest.mark.slow
 def test_a_killed_worker_is_restarted(tmp_path):
     assert run_spmd(die_once, {"mark": str(tmp_path / "mark")}, SLICE, name="die", storage=tmp_path, max_failures=1) == {"first": False}
 

@@ -58,6 +58,7 @@ def test_the_other_engines_checkpoint_is_named(tmp_path: Path, file: str, wrote:
         check_same_engine(tmp_path / "6", engine)
 
 
+@pytest.mark.slow
 def test_it_trains_on_two_processes_and_converts(tiny_gemma: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     wanted = recipe(tmp_path, tiny_gemma)
     with cluster(wanted):
