@@ -38,7 +38,7 @@ def tiny_gemma(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def short_gemma(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same with one local and one global layer, for tests that train again and again."""
-    return write_tiny_gemma(tmp_path_factory.mktemp("short-gemma"), **SHORT["gemma4-tiny"])
+    return write_tiny_gemma(tmp_path_factory.mktemp("short-gemma"), "gemma4-tiny", **SHORT["gemma4-tiny"])
 
 
 @pytest.fixture(scope="session", params=FAMILIES)
