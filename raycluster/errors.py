@@ -13,6 +13,8 @@ import traceback
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Numbers of the system's errors that say that a disk takes no more."""
+UNUSABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP)
+"""Those, where a file is named, that trying again does not mend: a folder in its place, no permission."""
 
 
 class ClusterError(Exception):
@@ -46,9 +48,9 @@ class RemoteError(Exception):
 
     @classmethod
     def of(cls, error: BaseException) -> RemoteError:
-        """Describe an exception; call it in the worker. A disk that is full is the caller's to mend, as an exit code of 2 says."""
+        """Describe an exception; call it in the worker. A full disk or a file of another kind is the caller's to mend: exit code 2."""
         code, preempted, message = getattr(error, "exit_code", None), getattr(error, "preempted", False) is True, str(error)
-        if isinstance(error, OSError) and error.errno in FULL:
+        if isinstance(error, OSError) and (error.errno in FULL or (error.filename is not None and error.errno in UNUSABLE)):
             code, message = 2, ": ".join(str(part) for part in (error.filename, error.strerror) if part)
         return cls(type(error).__name__, message, code if isinstance(code, int) else None, traceback.format_exc(), preempted)
 

@@ -14,13 +14,10 @@ from types import FrameType
 from typing import Any
 
 from gemma_ray.recipe import Recipe, load_recipe
-from raycluster.errors import FULL
+from raycluster.errors import FULL, UNUSABLE
 from workloads.progress import Progress
 
 Run = Callable[[Recipe, Progress], Any]
-
-UNUSABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP)
-"""Numbers of system errors that whoever owns the place can mend, where the file is named; so are FULL."""
 
 
 def main(run: Run) -> None:
@@ -66,7 +63,7 @@ class reported:  # noqa: N801 - reads as a word in `with reported(debug):`
         if isinstance(code, int):
             sys.stderr.write(f"error: {error}\n")
             raise SystemExit(code) from None
-        if isinstance(error, OSError) and error.errno in (FULL if error.filename is None else (*FULL, *UNUSABLE)):
+        if isinstance(error, OSError) and error.errno in (FULL if error.filename is None else (*FULL, *UNUSABLE, errno.EEXIST)):
             place = "" if error.filename is None else f"{error.filename}: "
             sys.stderr.write(f"error: {place}{error.strerror}; run.dir and run.cache_dir say where files go, `df -h` what is free there\n")
             raise SystemExit(2) from None

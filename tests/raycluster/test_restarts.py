@@ -118,10 +118,11 @@ def test_a_preemption_is_no_error_of_the_program_whatever_its_exit_code():
     assert not SAVED.deliberate
 
 
-def test_a_full_disk_is_not_tried_again():
+def test_a_full_disk_or_a_folder_in_a_file_s_place_is_not_tried_again():
     failure = RemoteError.of(OSError(errno.ENOSPC, "No space left on device", "/run/metrics.jsonl"))
     assert failure.deliberate
     assert (failure.to_error().exit_code, str(failure.to_error())) == (2, "/run/metrics.jsonl: No space left on device")
+    assert RemoteError.of(IsADirectoryError(errno.EISDIR, "Is a directory", "/run/claim")).exit_code == 2
     assert not RemoteError.of(OSError(errno.EIO, "Input/output error")).deliberate
 
 
