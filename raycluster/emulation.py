@@ -45,8 +45,6 @@ HEAD_BYTES = 640 << 20
 HOST_OBJECT_STORE_BYTES = 96 << 20
 # How long what is killed has to be gone.
 END_S = 10.0
-# How long Ray waits for its control service, which here dies with the cluster alone: a SIGTERM to the whole process group ends it first.
-GCS_S = 10
 REAP_S = 0.5
 
 
@@ -188,8 +186,7 @@ def _ray_folder(folder: Path) -> Iterator[None]:
     They also inherit where this program imports from: what it can import, a worker can.
     """
     imports = os.pathsep.join(entry for entry in sys.path if entry)
-    names = {"RAY_TMPDIR": str(folder), "RAY_USAGE_STATS_ENABLED": "0", "PYTHONPATH": imports}
-    with environment({**names, "RAY_gcs_rpc_server_reconnect_timeout_s": str(GCS_S)}):
+    with environment({"RAY_TMPDIR": str(folder), "RAY_USAGE_STATS_ENABLED": "0", "PYTHONPATH": imports}):
         yield
 
 
