@@ -69,13 +69,13 @@ class MetricsFile:
 
 
 def read_metrics(path: Path) -> list[StepMetrics]:
-    """The steps in a metrics file; none where there is no file. A last line that is cut short is left out."""
+    """The steps in a metrics file; none where there is no file. A line that is cut short or damaged is left out."""
     steps: list[StepMetrics] = []
     if not path.exists():
         return steps
-    for line in path.read_text(encoding="utf-8").splitlines():
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
             steps.append(StepMetrics(**json.loads(line)))
-        except (json.JSONDecodeError, TypeError):
-            break
+        except (ValueError, TypeError):
+            continue
     return steps

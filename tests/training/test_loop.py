@@ -152,6 +152,9 @@ def test_steps_after_the_checkpoint_are_dropped_from_the_metrics(tmp_path: Path)
     file = MetricsFile(path, 0, Claim(tmp_path))
     for step in range(1, 6):
         file.append(StepMetrics(step, 1.0, 0.1, 1.0, 10.0, 5, 0.1))
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(lines[0] + b"\xff\x00 no line\n" + b"".join(lines[1:]) + b'{"step": 6')
+    assert [m.step for m in read_metrics(path)] == [1, 2, 3, 4, 5]
     again = MetricsFile(path, 3, Claim(tmp_path))
     assert [m.step for m in read_metrics(path)] == [1, 2, 3]
     with pytest.raises(StageError, match=f"claim: the run now belongs to {socket.gethostname()} pid {os.getpid()}"):
