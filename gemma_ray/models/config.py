@@ -27,7 +27,7 @@ class PretrainConfig(Section):
 class ModelSection(Section):
     """Where the base model comes from.
 
-    `source` is a folder (local or `gs://`) with Hugging Face files, or `built-in:gemma4-tiny`: a small model with Gemma 4 31B's structure,
+    `source` is a local folder with Hugging Face files, or `built-in:gemma4-tiny`: a small model with Gemma 4 31B's structure,
     trained on this machine on first use and cached in `run.cache_dir`. `-e2b`, `-e4b` and `-26b-a4b` behind that name give the others'.
     """
 
