@@ -17,6 +17,18 @@ UNUSABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR, errno.ENOTDIR,
 """Those, where a file is named, that trying again does not mend: a folder in its place, no permission."""
 
 
+def fault_of_a_place(error: BaseException, *also: int) -> str | None:
+    """What the system says of a disk that is full, or of a file that only whoever owns the place can mend; None for another error.
+
+    `also` are further numbers of errors that name a file.
+    """
+    if not isinstance(error, OSError):
+        return None
+    if error.filename is None:
+        return error.strerror if error.errno in FULL else None
+    return f"{error.filename}: {error.strerror}" if error.errno in (*FULL, *UNUSABLE, *also) else None
+
+
 class ClusterError(Exception):
     """What was asked for does not exist, or the cluster does not have it."""
 
@@ -49,10 +61,9 @@ class RemoteError(Exception):
     @classmethod
     def of(cls, error: BaseException) -> RemoteError:
         """Describe an exception; call it in the worker. A full disk or a file of another kind is the caller's to mend: exit code 2."""
-        code, preempted, message = getattr(error, "exit_code", None), getattr(error, "preempted", False) is True, str(error)
-        if isinstance(error, OSError) and (error.errno in FULL or (error.filename is not None and error.errno in UNUSABLE)):
-            code, message = 2, ": ".join(str(part) for part in (error.filename, error.strerror) if part)
-        return cls(type(error).__name__, message, code if isinstance(code, int) else None, traceback.format_exc(), preempted)
+        fault, preempted = fault_of_a_place(error), getattr(error, "preempted", False) is True
+        code = 2 if fault else getattr(error, "exit_code", None)
+        return cls(type(error).__name__, fault or str(error), code if isinstance(code, int) else None, traceback.format_exc(), preempted)
 
     @property
     def deliberate(self) -> bool:

@@ -14,7 +14,7 @@ from types import FrameType
 from typing import Any
 
 from gemma_ray.recipe import Recipe, load_recipe
-from raycluster.errors import FULL, UNUSABLE
+from raycluster.errors import fault_of_a_place
 from workloads.progress import Progress
 
 Run = Callable[[Recipe, Progress], Any]
@@ -63,9 +63,8 @@ class reported:  # noqa: N801 - reads as a word in `with reported(debug):`
         if isinstance(code, int):
             sys.stderr.write(f"error: {error}\n")
             raise SystemExit(code) from None
-        if isinstance(error, OSError) and error.errno in (FULL if error.filename is None else (*FULL, *UNUSABLE, errno.EEXIST)):
-            place = "" if error.filename is None else f"{error.filename}: "
-            sys.stderr.write(f"error: {place}{error.strerror}; run.dir and run.cache_dir say where files go, `df -h` what is free there\n")
+        if fault := fault_of_a_place(error, errno.EEXIST):
+            sys.stderr.write(f"error: {fault}; run.dir and run.cache_dir say where files go, `df -h` what is free there\n")
             raise SystemExit(2) from None
         first = (str(error).strip() or "no message").splitlines()[0]
         sys.stderr.write(f"error: unexpected {type(error).__name__}: {first}\nRun again with --debug for the traceback\n")

@@ -70,11 +70,8 @@ def _dot_block(query: Any, key: Any, value: Any, seen: Any) -> jax.Array:
     return jnp.einsum("bkgts,bskh->btkgh", weights.astype(value.dtype), value).reshape(query.shape)
 
 
-EVERY = slice(None)
-
-
-def visible(segments: jax.Array, window: int | None, queries: slice = EVERY, keys: slice = EVERY) -> jax.Array:
-    """Which key each query sees, bool [batch, query, key]."""
+def visible(segments: jax.Array, window: int | None, queries: slice, keys: slice) -> jax.Array:
+    """Which of these keys each of these queries sees, bool [batch, query, key]."""
     import jax.numpy as jnp
 
     place = jnp.arange(segments.shape[1])

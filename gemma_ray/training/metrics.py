@@ -49,7 +49,7 @@ class StepMetrics:
 
 
 class MetricsFile:
-    """Appends steps to a file. Opening it for a resumed run drops the steps after the checkpoint, and a line that a kill cut short."""
+    """Appends steps to a file. Opening it for a resumed run drops the steps after the checkpoint, and damaged lines."""
 
     def __init__(self, path: Path, resume_after: int, claim: Claim):
         self.path, self.claim = path, claim

@@ -41,6 +41,24 @@ def program(config: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return found
 
 
+def loss_and_gradients(graph: Any, adapter: Any, rest: Any, batch: dict[str, Any]) -> dict[str, Any]:
+    """The mean loss of a batch on the mesh, and its gradients by the adapter, whole in every process."""
+    import jax
+    from flax import nnx
+    from jax.experimental import multihost_utils
+
+    from gemma_ray.training.loss import next_token_loss, targets_and_weights
+
+    def loss(adapter: Any, rest: Any, batch: dict[str, Any]) -> Any:
+        _, weights = targets_and_weights(batch["tokens"], batch["loss_mask"], batch["segments"])
+        return next_token_loss(nnx.merge(graph, adapter, rest), **batch)[0] / weights.sum()
+
+    value, gradients = jax.jit(jax.value_and_grad(loss))(adapter, rest, batch)
+    gathered = multihost_utils.process_allgather(gradients, tiled=True)
+    leaves = {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(gathered)}
+    return {"loss": float(value), "gradients": leaves}
+
+
 def step(model_folder: Path, data: Path, shape: MeshConfig) -> dict[str, Any]:
     """Loss and LoRA gradients of the first global batch."""
     import jax
@@ -50,7 +68,6 @@ def step(model_folder: Path, data: Path, shape: MeshConfig) -> dict[str, Any]:
     from gemma_ray.training.batches import check_same_batch, local_rows, place_batch
     from gemma_ray.training.build import build_model
     from gemma_ray.training.config import LoraConfig
-    from gemma_ray.training.loss import next_token_loss, targets_and_weights
     from gemma_ray.training.sharding import make_mesh
 
     mesh = make_mesh(shape.fsdp, shape.tp)
@@ -62,16 +79,9 @@ def step(model_folder: Path, data: Path, shape: MeshConfig) -> dict[str, Any]:
         lora = jax.tree.map(lambda x: jax.jit(lambda v: v + 0.01, out_shardings=x.sharding)(x), lora)
         placed = place_batch(mine, mesh, 8)
         check_same_batch(batch, placed)
-
-        def loss(adapter: Any, rest: Any, batch: dict[str, Any]) -> Any:
-            _, weights = targets_and_weights(batch["tokens"], batch["loss_mask"], batch["segments"])
-            return next_token_loss(nnx.merge(graph, adapter, rest), **batch)[0] / weights.sum()
-
-        value, gradients = jax.jit(jax.value_and_grad(loss))(lora, rest, placed)
-        gathered = multihost_utils.process_allgather(gradients, tiled=True)
+        found = loss_and_gradients(graph, lora, rest, placed)
         tokens = multihost_utils.process_allgather(placed["tokens"], tiled=True)
-    leaves = {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(gathered)}
-    return {"loss": float(value), "gradients": leaves, "tokens": np.asarray(tokens), "processes": jax.process_count()}
+    return {**found, "tokens": np.asarray(tokens), "processes": jax.process_count()}
 
 
 def resumed(fields: dict[str, Any], shape: MeshConfig) -> dict[str, Any]:
@@ -82,7 +92,6 @@ def resumed(fields: dict[str, Any], shape: MeshConfig) -> dict[str, Any]:
 
     from gemma_ray.training.build import build_model
     from gemma_ray.training.loop import TrainJob
-    from gemma_ray.training.loss import next_token_loss, targets_and_weights
     from gemma_ray.training.sharding import make_mesh
     from gemma_ray.training.trainer import Trainer
 
@@ -93,17 +102,10 @@ def resumed(fields: dict[str, Any], shape: MeshConfig) -> dict[str, Any]:
         trainer = Trainer(model, job, mesh, lambda report: None)
         trainer.jit_train_and_eval_step()
         graph, lora, rest = nnx.split(trainer.model, nnx.LoRAParam, ...)
-        batches = [trainer.next_batch() for _ in range(3)]
-
-        def loss(adapter: Any, rest: Any, batch: dict[str, Any]) -> Any:
-            _, weights = targets_and_weights(batch["tokens"], batch["loss_mask"], batch["segments"])
-            return next_token_loss(nnx.merge(graph, adapter, rest), **batch)[0] / weights.sum()
-
-        value, gradients = jax.jit(jax.value_and_grad(loss))(lora, rest, batches[0])
-        gathered = multihost_utils.process_allgather(gradients, tiled=True)
-        tokens = [np.asarray(multihost_utils.process_allgather(batch["tokens"], tiled=True)) for batch in batches if batch]
-    leaves = {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(gathered)}
-    return {"loss": float(value), "gradients": leaves, "tokens": tokens, "step": trainer.resumed_from}
+        batches = [batch for _ in range(3) if (batch := trainer.next_batch())]
+        found = loss_and_gradients(graph, lora, rest, batches[0])
+        tokens = [np.asarray(multihost_utils.process_allgather(batch["tokens"], tiled=True)) for batch in batches]
+    return {**found, "tokens": tokens, "step": trainer.resumed_from}
 
 
 SAVED_AT = 4
