@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from raycluster.console import quiet_ray
+from raycluster.daemon_groups import daemons_in_own_groups
 from raycluster.errors import ClusterError
 from raycluster.memory import available_memory_bytes
 from raycluster.slices import Slice
@@ -82,7 +83,7 @@ def emulated_cluster(
         cluster = guard = None
         over = threading.Event()
         try:
-            with _ray_folder(folder):
+            with _ray_folder(folder), daemons_in_own_groups():
                 guard = _guard(folder)
                 cluster = _start_head(head_cpus + hosts - nodes, object_store_bytes, dashboard, log_to_driver)
                 _add_hosts(cluster, slice, nodes, host_cpus)

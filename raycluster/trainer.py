@@ -59,12 +59,13 @@ def run_spmd(
     A worker that dies, hangs (`limits`), or raises something that has no `exit_code`, is restarted with all others up to `max_failures`
     times, on whatever slice or spare is free by then; only once when Ray kills it for want of memory, or it dies before its first report,
     for it would do so again. `smaller` are the slices that it may go on with where none like the first is free in time, in order; `config`
-    may be a function of the slice used. `on_event` gets a line for each restart (a log message without it). `build` makes the Ray trainer:
-    another framework's program is run by giving its own.
+    may be a function of the slice used. `on_event` gets a line for each restart and for a SIGTERM (a log message without it). `build` makes
+    the Ray trainer: another framework's program is run by giving its own.
 
     Preemption: on SIGTERM to a worker, to this process, or when Ray drains a host, JAX's `reached_preemption_sync_point` becomes True in
     `worker_fn`, which saves and then raises an exception whose `preempted` is True, once all processes have saved. That is a restart that
-    does not count as a failure, provided the attempt had reported; after a SIGTERM to this process, SystemExit(143).
+    does not count as a failure, provided the attempt had reported; after a SIGTERM to this process, SystemExit(143), at once where the
+    attempt has not reported yet.
 
     Raises ClusterError when the slice is not free, saying what the cluster has; WorkerError with the worker's message and exit code;
     KeyboardInterrupt on Ctrl-C after stopping the workers. Call it in the main thread, connected to a cluster that has the slice
@@ -75,7 +76,7 @@ def run_spmd(
     found = wait_for_slice(slice, SETTLE_S, free=True)
     with sigterm_handled() as sigterm, delivery(on_report) as driver:
         while True:
-            outlet, watch = driver.next_attempt(), Watch(limits, driver, sigterm, found.hosts or (), on_report is not None)
+            outlet, watch = driver.next_attempt(), Watch(limits, driver, sigterm, found.hosts or (), on_report is not None, say)
             settings = config(used) if callable(config) else config
             try:
                 with sigterm.noted(), reserved(used, found):

@@ -83,8 +83,11 @@ def sigterm_handled() -> Iterator[Sigterm]:
 class Watch:
     """Watches one attempt in a thread of its own, from `over` until the end of that block."""
 
-    def __init__(self, limits: Limits, driver: Delivery, sigterm: Sigterm, hosts: tuple[str, ...], reported: bool) -> None:
-        self._limits, self._driver, self._sigterm, self._hosts, self._reported = limits, driver, sigterm, frozenset(hosts), reported
+    def __init__(
+        self, limits: Limits, driver: Delivery, sigterm: Sigterm, hosts: tuple[str, ...], reported: bool, say: Callable[[str], None]
+    ) -> None:
+        self._limits, self._driver, self._sigterm, self._hosts = limits, driver, sigterm, frozenset(hosts)
+        self._reported, self._say = reported, say
         self._asked_s: float | None = None
         self._notice = ""
         self._aborted: str | None = None
@@ -125,6 +128,10 @@ class Watch:
         now, limits, driver = time.monotonic(), self._limits, self._driver
         if self._asked_s is None and (notice := self._wish_to_stop(now)):
             self._asked_s, self._notice = now, notice
+            if self._sigterm.asked and self._reported and not driver.reports:
+                return f"{notice} before the first report"  # there is nothing to save yet, and it may be minutes away
+            if self._sigterm.asked:
+                self._say(f"{notice}: the workers save and end, within {limits.save_s:g} s; a second one ends them at once")
             driver.ask_to_stop()
         if self._asked_s is not None:
             late = self._late(self._asked_s, limits.save_s)

@@ -12,7 +12,7 @@ from gemma_ray.models.gemma4 import read_text_config
 from gemma_ray.planning.hardware import CHIPS
 from gemma_ray.planning.sizes import train_flops
 from gemma_ray.recipe import Recipe
-from gemma_ray.training.checkpoints import latest_step
+from gemma_ray.training.checkpoints import check_continuable, latest_step
 from gemma_ray.training.config import MeshConfig, TrainConfig
 from gemma_ray.training.sharding import mesh_problems
 from gemma_ray.training.torch_job import check_same_engine
@@ -54,6 +54,7 @@ def train_on(
         done = latest_step(out / "checkpoints")
         if done:
             check_same_engine(out / "checkpoints" / str(done), settings.engine)
+            check_continuable(out / "checkpoints", made_from, settings.steps)  # the workers too, half a minute later
             progress.note(f"   continuing from step {done} ({out / 'checkpoints'})")
         job = {**common, "mesh": mesh_on(used, recipe.mesh)}
         if on_torch:

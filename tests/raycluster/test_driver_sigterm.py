@@ -1,11 +1,15 @@
-"""SIGTERM to the program that holds the cluster: its workers save before anything goes down."""
+"""SIGTERM to the program that holds the cluster, and to its whole process group: its workers save before anything goes down."""
 
+import importlib
+import os
 import signal
 import subprocess
 import sys
 import textwrap
 import time
 from pathlib import Path
+
+from raycluster.daemon_groups import daemons_in_own_groups
 
 PROGRAM = """
     import pathlib, sys, time
@@ -39,16 +43,15 @@ PROGRAM = """
 """
 
 
-def test_sigterm_to_the_driver_waits_for_the_workers_to_save(tmp_path):
+def test_sigterm_to_the_drivers_group_waits_for_the_workers_to_save(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(textwrap.dedent(PROGRAM))
-    process = subprocess.Popen(
-        [sys.executable, program, tmp_path], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=Path.cwd()
-    )
+    command, pipe = [sys.executable, program, tmp_path], subprocess.PIPE
+    process = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, cwd=Path.cwd(), process_group=0)
     try:
         assert process.stdout
         assert process.stdout.readline() == "training\n"
-        process.send_signal(signal.SIGTERM)
+        os.killpg(process.pid, signal.SIGTERM)  # `timeout`, a container's stop
         sent = time.monotonic()
         out, err = process.communicate(timeout=60)
     finally:
@@ -57,3 +60,20 @@ def test_sigterm_to_the_driver_waits_for_the_workers_to_save(tmp_path):
     assert int((tmp_path / "saved").read_text()) > 3
     assert time.monotonic() - sent > 3
     assert out == ""
+    assert "SIGTERM came: the workers save and end, within 120 s" in err
+
+
+def test_only_the_work_around_puts_rays_daemons_into_groups_of_their_own():
+    def group_of_a_daemon():
+        info = services.start_ray_process(["sleep", "60"], "sleeper", fate_share=True)
+        try:
+            return os.getpgid(info.process.pid)
+        finally:
+            info.process.kill()
+            info.process.wait()
+
+    services = importlib.import_module("ray._private.services")
+    assert group_of_a_daemon() == os.getpgrp(), "Ray does it itself now: remove raycluster/daemon_groups.py"
+    with daemons_in_own_groups():
+        assert group_of_a_daemon() != os.getpgrp()
+    assert group_of_a_daemon() == os.getpgrp()

@@ -14,6 +14,8 @@ LIMITS = Limits(start_s=100, stall_s=10, save_s=20)
 class Silent(Delivery):
     """A driver's end that nobody listens to."""
 
+    stop_asked = False
+
     def ask_to_stop(self):
         self.stop_asked = True
 
@@ -26,7 +28,7 @@ def driver():
 
 
 def passed(driver, limits=LIMITS, reported=True, sigterm=None):
-    return Watch(limits, driver, sigterm or Sigterm(), (), reported)._passed()
+    return Watch(limits, driver, sigterm or Sigterm(), (), reported, lambda _: None)._passed()
 
 
 def test_a_first_report_may_take_long_and_the_next_ones_may_not(driver):
@@ -56,9 +58,10 @@ def test_a_program_that_never_reports_by_design_has_only_to_start(driver):
 
 def test_workers_that_do_not_save_in_time_are_aborted_as_preempted(driver):
     sigterm = Sigterm()
-    watch = Watch(Limits(save_s=0), driver, sigterm, (), True)
+    driver.count({"step": 1})
+    aborted, said = [], []
+    watch = Watch(Limits(save_s=0), driver, sigterm, (), True, said.append)
     sigterm.asked = True
-    aborted = []
     with pytest.raises(RemoteError) as failure, watch.over(lambda: aborted.append(True)):
         while not aborted:
             pass
@@ -66,6 +69,16 @@ def test_workers_that_do_not_save_in_time_are_aborted_as_preempted(driver):
     assert driver.stop_asked
     assert failure.value.preempted
     assert "SIGTERM came, and the workers did not save and end in 0 s" in failure.value.message
+    assert said == ["SIGTERM came: the workers save and end, within 0 s; a second one ends them at once"]
+
+
+def test_sigterm_before_the_first_report_waits_for_nothing(driver):
+    sigterm = Sigterm()
+    sigterm.asked = True
+    assert passed(driver, sigterm=sigterm) == "SIGTERM came before the first report"
+    assert not driver.stop_asked
+    assert passed(driver, reported=False, sigterm=sigterm) is None
+    assert driver.stop_asked
 
 
 def test_sigterm_between_attempts_and_a_second_one_end_at_once():
