@@ -52,7 +52,7 @@ def quickstart(
     as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
-    """The whole road on this machine: prepare, train, convert, verify, serve, eval, bench, report. Run again to continue."""
+    """The whole road on this machine, from data to report. Run again to continue."""
     with _reported(debug):
         from workloads import quickstart as stage
         from workloads.progress import Progress
@@ -65,7 +65,7 @@ def quickstart(
 
 @app.command()
 def doctor(as_json: JsonOption = False, debug: DebugOption = False) -> None:
-    """What this machine can do, what is missing, and the command that installs it. Exit code 2 when a stage could not run."""
+    """What this machine can do, and what is missing. With the command that installs it. Exit code 2 when a stage could not run."""
     with _reported(debug):
         from raycluster.doctor import described, diagnose, healthy
 
@@ -125,7 +125,7 @@ def plan(
     as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
-    """Before paying: compile the training step for the recipe's TPU without one; memory, speed, hours and cost, into RUN/plan.json."""
+    """Memory, speed and cost on a TPU, compiled without one. The training step and the serving replica, into RUN/plan.json."""
     with _reported(debug):
         from gemma_ray.planning.page import page_text
         from workloads import plan as stage
@@ -139,7 +139,7 @@ def plan(
 
 @app.command()
 def train(recipe: RecipeArgument, overrides: SetOption = None, as_json: JsonOption = False, debug: DebugOption = False) -> None:
-    """Fine-tune on the recipe's slice into RUN/checkpoints and RUN/metrics.jsonl. Run again to continue from the newest checkpoint."""
+    """Fine-tune on the recipe's slice, or go on with it. Into RUN/checkpoints and RUN/metrics.jsonl; SIGTERM saves first."""
     with _reported(debug):
         from workloads import train as stage
         from workloads.progress import Progress
@@ -157,7 +157,7 @@ def convert(
     as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
-    """The newest checkpoint as Hugging Face safetensors in RUN/model."""
+    """The newest checkpoint as Hugging Face files in RUN/model."""
     with _reported(debug):
         from workloads import convert as stage
         from workloads.progress import Progress
@@ -170,7 +170,7 @@ def convert(
 
 @app.command()
 def verify(recipe: RecipeArgument, overrides: SetOption = None, as_json: JsonOption = False, debug: DebugOption = False) -> None:
-    """Prove that RUN/model is the trained model: logits and greedy tokens by Tunix, transformers and vLLM."""
+    """Prove that RUN/model is the trained model. Logits and greedy tokens by Tunix, transformers and vLLM."""
     with _reported(debug):
         from workloads import verify as stage
         from workloads.progress import Progress
@@ -192,7 +192,7 @@ def serve(
     as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
-    """Serve RUN/model (the base model while there is none) behind an OpenAI-compatible endpoint on Ray Serve and vLLM."""
+    """Serve RUN/model behind an OpenAI-compatible endpoint. On Ray Serve and vLLM; the base model while there is no RUN/model."""
     with _reported(debug):
         from workloads import serve as stage
         from workloads.progress import Progress
@@ -226,7 +226,7 @@ def evaluate(
     as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
-    """Parallel sampling, sandboxed grading, pass@k with confidence intervals, into RUN/eval."""
+    """Parallel sampling, sandboxed grading, pass@k. With confidence intervals, into RUN/eval."""
     with _reported(debug):
         from workloads import eval as stage
         from workloads.endpoint import BASE, TUNED
@@ -248,7 +248,7 @@ def bench(
     as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
-    """Context × request-rate sweep of an OpenAI-compatible endpoint: TTFT, TPOT, throughput, into RUN/bench."""
+    """Context × request-rate sweep of an endpoint. TTFT, TPOT and throughput of any OpenAI-compatible one, into RUN/bench."""
     with _reported(debug):
         from gemma_ray.benchmarking.sweep import table
         from workloads import bench as stage

@@ -223,10 +223,15 @@ def _explain(origin: str, origins: Mapping[Key, str], error: Any) -> str:
     location = tuple(str(part) for part in error["loc"])
     nearest = next((location[:n] for n in range(len(location), 0, -1) if location[:n] in origins), None)
     origin = origin if nearest is None else origins[nearest]
+    of_several_keys = isinstance(error["input"], Mapping)
+    if of_several_keys:
+        overrides = dict.fromkeys(o for key, o in origins.items() if key[: len(location)] == location and o.startswith("--set"))
+        origin = ", ".join(overrides) or origin
     if error["type"] == "extra_forbidden":
         return f"{origin}: unknown key '{'.'.join(location)}'.{_suggestion(location)}"
     message: str = _IN_RECIPE_TERMS.get(error["type"]) or error["msg"].removeprefix("Value error, ")
-    return f"{origin}: {'.'.join(location)} = {error['input']!r}: {message[0].lower()}{message[1:]}"
+    shown = "" if of_several_keys else f" = {error['input']!r}"
+    return f"{origin}: {'.'.join(location)}{shown}: {message[0].lower()}{message[1:]}"
 
 
 def _suggestion(location: Key) -> str:

@@ -47,6 +47,7 @@ HOST_OBJECT_STORE_BYTES = 96 << 20
 # How long what is killed has to be gone.
 END_S = 10.0
 REAP_S = 0.5
+BUSY = "Ray gives each node 30 s: where the machine is busy, end other work and run again"
 
 
 @contextlib.contextmanager
@@ -143,7 +144,7 @@ def _start_head(cpus: int, object_store_bytes: int, dashboard: bool, log_to_driv
     try:
         return Cluster(initialize_head=True, head_node_args=arguments)
     except Exception as e:
-        raise ClusterError(f"Ray did not start on this machine: {e}") from e
+        raise ClusterError(f"Ray did not start on this machine: {str(e).rstrip('.')}. {BUSY}") from e
 
 
 def _add_hosts(cluster: Any, slice: Slice, nodes: int, cpus: int) -> None:
@@ -152,7 +153,9 @@ def _add_hosts(cluster: Any, slice: Slice, nodes: int, cpus: int) -> None:
             cluster.add_node(wait=False, **host_node(slice, host), num_cpus=cpus, object_store_memory=HOST_OBJECT_STORE_BYTES)
         cluster.wait_for_nodes()
     except Exception as e:
-        raise ClusterError(f"host {len(cluster.worker_nodes)} of {nodes} did not start on this machine: {e}") from e
+        raise ClusterError(
+            f"host {len(cluster.worker_nodes)} of {nodes} did not start on this machine: {str(e).rstrip('.')}. {BUSY}"
+        ) from e
 
 
 def _reap(cluster: Any, over: threading.Event) -> None:

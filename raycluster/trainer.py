@@ -79,7 +79,7 @@ def run_spmd(
             outlet, watch = driver.next_attempt(), Watch(limits, driver, sigterm, found.hosts or (), on_report is not None, say)
             settings = config(used) if callable(config) else config
             try:
-                with sigterm.noted(), reserved(used, found):
+                with sigterm.noted(say), reserved(used, found):
                     trainer = build(worker_fn, settings, used, found, outlet, name, storage)
                     return run_attempt(trainer, used, watch)
             except RemoteError as failure:

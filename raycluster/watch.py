@@ -52,14 +52,15 @@ class Sigterm:
         self.asked = True
 
     @contextlib.contextmanager
-    def noted(self) -> Iterator[None]:
-        """Note the signal for the block; raises SystemExit(143) at its end, however it ends, when it came."""
+    def noted(self, say: Callable[[str], None]) -> Iterator[None]:
+        """Note the signal for the block; at its end, however it ends, `say` what came of it and raise SystemExit(143)."""
         self._running = True
         try:
             yield
-        except Exception:
+        except Exception as e:
             if not self.asked:
                 raise
+            say(str(e.message if isinstance(e, RemoteError) else e))
         finally:
             self._running = False
         if self.asked:

@@ -75,7 +75,7 @@ logged() {
   while kill -0 "$job" 2>/dev/null; do
     sleep 1
     if (((SECONDS - began) % 20 == 0)); then
-      say "  $((SECONDS - began)) s: $(latest_progress)"
+      say "  $((SECONDS - began)) s, $(du -sh "$venv" 2>/dev/null | cut -f 1): $(latest_progress)"
     fi
   done
   trap - INT TERM

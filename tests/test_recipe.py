@@ -115,6 +115,15 @@ def test_a_bad_override_is_quoted(recipe_file: Any, override: str, complaint: st
     assert str(error.value).startswith(f"--set '{override}': ")
 
 
+def test_a_rule_between_keys_names_the_overrides_and_not_the_whole_section(recipe_file: Any):
+    path = recipe_file("train: {batch_size: 8}")
+    with pytest.raises(RecipeError) as error:
+        load_recipe(path, ["train.micro_batches=3", "lora.rank=2"])
+    assert str(error.value) == "--set 'train.micro_batches=3': train: batch_size 8 is not a multiple of micro_batches 3"
+    with pytest.raises(RecipeError, match=r"\.yaml:1: train: batch_size 8 is not"):
+        load_recipe(recipe_file("train: {batch_size: 8, micro_batches: 3}"))
+
+
 def test_an_override_below_a_value_that_is_no_section_is_refused(recipe_file: Any):
     with pytest.raises(RecipeError, match="train is not a section"):
         load_recipe(recipe_file("train: 3"), ["train.steps=4"])

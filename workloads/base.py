@@ -5,6 +5,7 @@ raw modules ─► tokenizer ─► random weights ─► rows of text ─► fu
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import shutil
 from pathlib import Path
@@ -44,7 +45,13 @@ def base_model(recipe: Recipe, progress: Progress) -> Path:
     target = recipe.run.cache_path / "models" / f"{preset}-{made_from}"
     if target.is_dir():
         return target
-    with alone(target.with_name(f".{target.name}.lock"), wait=True):  # a second run waits, and finds it made
+    with contextlib.ExitStack() as held:
+        lock = target.with_name(f".{target.name}.lock")
+        try:
+            held.enter_context(alone(lock))
+        except BlockingIOError:
+            progress.note("   another run is making this base model: waiting for it")
+            held.enter_context(alone(lock, wait=True))
         if target.is_dir():
             return target
         with timed(recipe, "base model", progress):

@@ -64,9 +64,13 @@ def train_on(
         cache = (recipe.run.cache_path / "xla").absolute()
         return {**job, "slices": used.slices, "compile_cache": cache, **rates(used, recipe, model, data, settings, seq_len)}
 
+    said: set[str] = set()
+
     def show(report: dict[str, Any]) -> None:
         if "note" in report:
-            progress.note(textwrap.indent(report["note"], "   "))
+            if report["note"] not in said:  # a restart has the same tables
+                progress.note(textwrap.indent(report["note"], "   "))
+            said.add(report["note"])
             return
         mfu = f"  {report['mfu']:.1%} MFU" if report.get("mfu") is not None else ""
         note = f"loss {report['loss']:.3f}  {report['tokens_per_s']:,.0f} tokens/s{mfu}"

@@ -36,6 +36,8 @@ def run(recipe: Recipe, progress: Progress) -> StepMetrics:
         made_from = trained_from(recipe, base, manifest)
 
         def work() -> None:
+            board = f", or `tensorboard --logdir {paths.root / 'tensorboard'}`" if recipe.train.tensorboard else ""
+            progress.note(f"   look at {paths.metrics}{board}")
             train_on(
                 hardware, recipe, base, paths.data, paths.root, recipe.train, recipe.data.max_seq_len, made_from, progress, name="train"
             )

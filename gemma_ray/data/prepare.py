@@ -179,7 +179,9 @@ def _finish(
 def _refuse(config: DataConfig, found: list[Chunk], places: _Places, reasons: Counter[str], read: int) -> None:
     """Raise DataError when more cannot be read, or is too long, than the recipe allows."""
     if not read:
-        raise DataError(f"{len({cut.file.path for cuts in places.cuts for cut in cuts})} files and not one record in them")
+        paths = sorted({str(cut.file.path) for cuts in places.cuts for cut in cuts})
+        read_in = f" ({len(paths)} files, {paths[0]} the first)" if paths else ""
+        raise DataError(f"data.source = '{config.source}': not one record in it{read_in}")
     limits = {"malformed": config.bad_lines, **({"too_long": 0} if config.too_long == "refuse" else {})}
     for reason, most in limits.items():
         if reasons[reason] > most:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from gemma_ray.errors import ModelError
+from gemma_ray.errors import ModelError, ToolError
 from gemma_ray.models.gemma4 import FETCH, read_object, read_text_config
 from gemma_ray.models.templates import FORMATS, ChatFormat, Conversation, Turn, exchange, render, rendered_text
 from gemma_ray.models.tokenizer import Tokenizer
@@ -93,15 +93,18 @@ def _renderings(chat: ChatFormat, probe: Conversation) -> tuple[str, str]:
 def own_template(folder: Path) -> Callable[[Conversation], str] | None:
     """A function from a conversation to its text as the folder's own chat template renders it; None when there is none.
 
-    Raises ModelError naming the tokenizer's file that cannot be read; the function, the template that does not render.
+    Raises ToolError where transformers does not work, ModelError naming the tokenizer's file that cannot be read; the function, the
+    template that does not render.
     """
-    from transformers import AutoTokenizer
-
     settings = folder / "tokenizer_config.json"
     if settings.is_file():
         read_object(settings)
     try:
+        from transformers import AutoTokenizer
+
         tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except ImportError as e:
+        raise ToolError(f"transformers does not work here ({_short(e)}); install the project's packages again: make setup") from e
     except Exception as e:  # as many kinds as there are files
         raise ModelError(f"{folder}: transformers cannot read its tokenizer files ({_short(e)}); {FETCH}") from e
     if not tokenizer.chat_template:

@@ -25,6 +25,8 @@ class Claim:
 
     def check(self) -> None:
         """Raises StageError when another start has made one since, or the folder was removed."""
-        found = self.path.read_text(encoding="utf-8") if self.path.exists() else "whoever removed this file\n"
+        if not self.path.exists():
+            raise StageError(f"{self.path}: removed while this start trained; the same command goes on from the newest checkpoint")
+        found = self.path.read_text(encoding="utf-8")
         if found != self.text:
             raise StageError(f"{self.path}: the run now belongs to {found.strip()}; this start of it has stopped and wrote nothing since")

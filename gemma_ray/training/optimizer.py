@@ -29,12 +29,17 @@ OPTIMIZERS: dict[str, Callable[[optax.Schedule, TrainConfig], optax.GradientTran
 }
 
 
+def warmup_steps(config: TrainConfig) -> int:
+    """`train.warmup_steps`, or as many of them as leave a step at the peak."""
+    return min(config.warmup_steps, config.steps - 1)
+
+
 def learning_rate_schedule(config: TrainConfig) -> optax.Schedule:
     """Linear warm-up from 0 to the peak, then what `config.schedule` says to `decay_steps`."""
     import optax
 
     end = config.decay_steps or config.steps
-    warmup = min(config.warmup_steps, config.steps - 1)
+    warmup = warmup_steps(config)
     if config.schedule == "cosine":
         return optax.warmup_cosine_decay_schedule(0.0, config.learning_rate, warmup, end)
     last = 0.0 if config.schedule == "linear" else config.learning_rate

@@ -36,7 +36,7 @@ from gemma_ray.training.guard import IN_A_ROW, SpikeGuard
 from gemma_ray.training.heldout import EvalLoss, Patience, evaluate, scope_means
 from gemma_ray.training.layout import layout_of
 from gemma_ray.training.metrics import MetricsFile, StepMetrics, read_metrics
-from gemma_ray.training.optimizer import build_optimizer, learning_rate_schedule
+from gemma_ray.training.optimizer import build_optimizer, learning_rate_schedule, warmup_steps
 from gemma_ray.training.step import Batch, Step
 from gemma_ray.training.targets import target_table
 
@@ -237,13 +237,14 @@ class Trainer(PeftTrainer):
             paths = state_paths(nnx.state(self.model, nnx.LoRAParam))
             self._note(target_table(read_text_config(self.job.model), self.job.lora, paths).describe())
         self._note(f"{found.trained_parameters:,} parameters are trained ({share:.2%} of the model); on a device: {parts}")
-        data, t, out = read_manifest(self.job.data), self.job.train, self.job.out
+        data, t = read_manifest(self.job.data), self.job.train
         epochs = t.steps * t.batch_size / max(1, data.sequences - t.eval_batches * t.batch_size)
         self._note(
             f"{t.steps:,} steps of {t.batch_size} rows of up to {data.seq_len:,} tokens; the data's {data.sequences:,} rows "
             f"({data.tokens:,} tokens, {data.loss_tokens:,} bear loss) come {epochs:.2g} times"
         )
-        self._note(f"look at {self.job.metrics}" + (f", or `tensorboard --logdir {out / 'tensorboard'}`" if t.tensorboard else ""))
+        if (reached := warmup_steps(t)) < t.warmup_steps:
+            self._note(f"train.warmup_steps = {t.warmup_steps:,} is shortened to {reached:,}, for train.steps = {t.steps:,}")
 
     def _note(self, text: str) -> None:
         if jax.process_index() == 0:

@@ -88,7 +88,7 @@ def test_sigterm_between_attempts_and_a_second_one_end_at_once():
             signal.raise_signal(signal.SIGTERM)
         assert ended.value.code == 143
         done = []
-        with pytest.raises(SystemExit) as ended, sigterm.noted():
+        with pytest.raises(SystemExit) as ended, sigterm.noted(done.append):
             signal.raise_signal(signal.SIGTERM)
             done.append("saved")
             signal.raise_signal(signal.SIGTERM)
