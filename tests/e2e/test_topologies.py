@@ -126,15 +126,15 @@ def saved_run(model: Path, folder: Path) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def results(tiny_gemma: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+def results(short_gemma: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     import ray.cloudpickle
 
     ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
     folder = tmp_path_factory.mktemp("topologies")
     texts = [f"module m{i} (input [{i}:0] a, output y);\n  assign y = ^a;\nendmodule\n" for i in range(80)]
-    prepare_text(texts, tiny_gemma, 48, folder / "data")
-    found, job = {}, saved_run(tiny_gemma, folder)
-    config = {"model": tiny_gemma, "data": folder / "data", "job": job, "resumed_on": RESUMED_ON}
+    prepare_text(texts, short_gemma, 48, folder / "data")
+    found, job = {}, saved_run(short_gemma, folder)
+    config = {"model": short_gemma, "data": folder / "data", "job": job, "resumed_on": RESUMED_ON}
     for hardware in (ONE, ONE_HOST, TWO_HOSTS):
         meshes = {name: mesh for name, (slice, mesh) in TOPOLOGIES.items() if slice == hardware}
         with connect(hardware):
