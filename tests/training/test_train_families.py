@@ -10,7 +10,7 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
-from tiny_gemma import FAMILIES, QUICKLY, SHORT, some_slow, write_uneven_gemma
+from tiny_gemma import FAMILIES, QUICKLY, SHORT, write_uneven_gemma
 
 from gemma_ray.data.prepare import prepare_text
 from gemma_ray.models.gemma4 import read_text_config
@@ -69,7 +69,8 @@ def test_two_steps_lower_the_loss_and_leave_the_base_alone(preset: str, tmp_path
     assert moved == {path for path in before if "_lora_" in path}
 
 
-@pytest.mark.parametrize("preset", some_slow("gemma4-tiny-e2b"))
+@pytest.mark.slow
+@pytest.mark.parametrize("preset", FAMILIES)
 def test_a_run_of_two_halves_is_the_whole_run(preset: str, tmp_path: Path) -> None:
     model = write_uneven_gemma(tmp_path / "model", preset, **SHORT[preset])
     prepare_text(
