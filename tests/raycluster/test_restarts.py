@@ -130,7 +130,7 @@ def test_a_sigterm_to_the_driver_ends_it_once_the_workers_have_saved(attempts):
     made, ended, events = attempts(signal.SIGTERM, reports=5)
     assert isinstance(ended, SystemExit)
     assert ended.code == 143
-    assert (len(made), events) == (1, [])
+    assert (len(made), events) == (1, ["saved at step 7"])
 
 
 def test_a_restart_goes_on_with_fewer_slices_and_the_settings_for_those(attempts):
