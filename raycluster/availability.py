@@ -183,14 +183,20 @@ def look(slice: Slice) -> Survey:
     from ray._private.client_mode_hook import client_mode_wrap
     from ray._private.state import available_resources_per_node
 
-    return survey(slice, ray.nodes(), client_mode_wrap(available_resources_per_node)(), draining_nodes())
+    leaving = draining_nodes()  # before the nodes: one that is gone by now is not among those alive
+    return survey(slice, ray.nodes(), client_mode_wrap(available_resources_per_node)(), leaving)
+
+
+_leaving: set[str] = set()
+"""Nodes that this process has seen being drained. No node comes back from that, and Ray calls one alive for a moment after it has ended."""
 
 
 def draining_nodes() -> frozenset[str]:
     """Nodes that Ray has been told are to go, by an autoscaler or `ray drain-node`."""
     from ray._private.client_mode_hook import client_mode_wrap
 
-    return frozenset(client_mode_wrap(_draining)())
+    _leaving.update(client_mode_wrap(_draining)())
+    return frozenset(_leaving)
 
 
 def _draining() -> list[str]:
