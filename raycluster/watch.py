@@ -130,7 +130,7 @@ class Watch:
         if self._asked_s is None and (notice := self._wish_to_stop(now)):
             self._asked_s, self._notice = now, notice
             if self._sigterm.asked and self._reported and not driver.reports:
-                return f"{notice} before the first report"  # there is nothing to save yet, and it may be minutes away
+                return f"{notice} before the first report: nothing is lost"  # there is nothing to save yet, and it may be minutes away
             if self._sigterm.asked:
                 self._say(f"{notice}: the workers save and end, within {limits.save_s:g} s; a second one ends them at once")
             driver.ask_to_stop()

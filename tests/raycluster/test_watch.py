@@ -75,7 +75,7 @@ def test_workers_that_do_not_save_in_time_are_aborted_as_preempted(driver):
 def test_sigterm_before_the_first_report_waits_for_nothing(driver):
     sigterm = Sigterm()
     sigterm.asked = True
-    assert passed(driver, sigterm=sigterm) == "SIGTERM came before the first report"
+    assert passed(driver, sigterm=sigterm) == "SIGTERM came before the first report: nothing is lost"
     assert not driver.stop_asked
     assert passed(driver, reported=False, sigterm=sigterm) is None
     assert driver.stop_asked
